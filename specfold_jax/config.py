@@ -6,7 +6,6 @@ numbers one sweeps (threshold, temperature, seed, tau, guard) are leaves, so cha
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import jax

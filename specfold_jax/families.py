@@ -43,7 +43,10 @@ def model_config(config: dict[str, Any], mask_id: int | None = None, stop_ids: S
     if architecture not in ARCHITECTURES:
         raise ValueError(f"config.json: unknown architecture {architecture!r}; known: {', '.join(ARCHITECTURES)}")
     switches = ARCHITECTURES[architecture]
-    fields = "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size rms_norm_eps".split()
+    fields = (
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("intermediate_size", "rms_norm_eps"),
+    )
     if missing := [name for name in fields if config.get(name) is None]:
         raise ValueError(f"config.json of {architecture}: missing {', '.join(missing)}")
     family = switches["family"]

@@ -23,7 +23,9 @@ class Gate(NamedTuple):
     source: Int[Array, "batch branch block"]
 
 
-def take_branch(x: Float[Array, "batch branch block ..."], source: Int[Array, "batch branch block"]) -> Float[Array, "batch branch block ..."]:
+def take_branch(
+    x: Float[Array, "batch branch block ..."], source: Int[Array, "batch branch block"]
+) -> Float[Array, "batch branch block ..."]:
     """x[b, source[b, n, i], i]."""
     return jnp.take_along_axis(x, source.reshape(source.shape + (1,) * (x.ndim - 3)), axis=1)
 

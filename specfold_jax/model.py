@@ -32,8 +32,8 @@ class Branches(NamedTuple):
     tokens: Int[Array, "batch branch block"]
     valid: Bool[Array, "batch branch"]
     parent: Int[Array, "batch branch"]
-    start: Int[Array, "batch"]
-    causal: Bool[Array, "batch"]
+    start: Int[Array, " batch"]
+    causal: Bool[Array, " batch"]
     context: Int[Array, "batch branch"] | None = None
 
 
@@ -141,7 +141,9 @@ def prefill(
     return _trunk(params, tokens, positions, model, attend)
 
 
-def forward(params: Params, tokens: Int[Array, "batch length"], model: ModelConfig, attention: Attention | None = None) -> Float[Array, "batch length vocab"]:
+def forward(
+    params: Params, tokens: Int[Array, "batch length"], model: ModelConfig, attention: Attention | None = None
+) -> Float[Array, "batch length vocab"]:
     """Logits of whole sequences, aligned to the positions they predict (the family's shift is applied).
 
     `attention`: "block" (block-causal), "bidirectional" or "causal"; None is the family's denoising pattern: block-causal, or
@@ -157,7 +159,7 @@ def check(
     params: Params,
     branches: Branches,
     cache: Cache,
-    prefix: Int[Array, "batch"],
+    prefix: Int[Array, " batch"],
     model: ModelConfig,
     fold: FoldConfig | None = None,
     pack: bool = True,

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specfold_jax.config import ModelConfig
 
 
-def rms_norm(x: Float[Array, "*rows dim"], weight: Float[Array, "dim"], eps: float) -> Float[Array, "*rows dim"]:
+def rms_norm(x: Float[Array, "*rows dim"], weight: Float[Array, " dim"], eps: float) -> Float[Array, "*rows dim"]:
     """x / rms(x) * weight, statistics in fp32 (arXiv 1910.07467)."""
     wide = x.astype(jnp.float32)
     scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
@@ -28,7 +28,9 @@ def linear(x: Float[Array, "*rows in"], weight: Float[Array, "out in"]) -> Float
     return out.astype(x.dtype)
 
 
-def rotate(x: Float[Array, "*rows heads head_dim"], positions: Int[Array, "*rows"], model: ModelConfig) -> Float[Array, "*rows heads head_dim"]:
+def rotate(
+    x: Float[Array, "*rows heads head_dim"], positions: Int[Array, "*rows"], model: ModelConfig
+) -> Float[Array, "*rows heads head_dim"]:
     """Rotary position embedding, half-split layout, angles in fp32 (arXiv 2104.09864)."""
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(model.inv_freq, jnp.float32)
     cos, sin = (f(angles)[..., None, :] * jnp.float32(model.rope_scale) for f in (jnp.cos, jnp.sin))
@@ -53,7 +55,9 @@ class Segment(NamedTuple):
     mask: Bool[Array, "..."]
 
 
-def attention(q: Float[Array, "batch branch query heads head_dim"], segments: Sequence[Segment]) -> Float[Array, "batch branch query heads head_dim"]:
+def attention(
+    q: Float[Array, "batch branch query heads head_dim"], segments: Sequence[Segment]
+) -> Float[Array, "batch branch query heads head_dim"]:
     """Softmax attention over the union of the segments, with grouped key-value heads.
 
     The same as attending to each segment and merging by log-sum-exp. A query that may see nothing gets zeros.

@@ -1,0 +1,76 @@
+"""What one check says about its branches: ranked tokens and log-odds of the rows that can matter."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from specfold_jax import reveal
+from specfold_jax.config import DecodeConfig, ModelConfig
+from specfold_jax.draft import Known
+from specfold_jax.model import Branches, Checked, Params, logits
+from specfold_jax.reveal import Ranked
+from specfold_jax.state import DecodeState, pick
+
+
+class Distributions:
+    """What a check says about its branches, evaluated for the rows that can matter (and no others).
+
+    Of each branch: the rows that predict its active and the following sub-block, and the last row for families whose block starts with
+    a drawn token. At T = 0 all are ranked at once; at T > 0 a branch is ranked when the vanilla step it stands for is known, because
+    the noise depends on that step.
+    """
+
+    def __init__(
+        self, params: Params, branches: Branches, checked: Checked, state: DecodeState, model: ModelConfig, decode: DecodeConfig, ranks: int
+    ):
+        block, sub_block = branches.tokens.shape[2], decode.window(model)
+        self.block, self.width = block, min(block, 2 * sub_block)
+        self.first = jnp.minimum(reveal.active_window(branches.tokens, model.mask_id, sub_block), block - self.width)
+        offsets = jnp.arange(self.width, dtype=jnp.int32)
+        rows = jnp.maximum(self.first[..., None] + offsets - int(model.shift), 0)
+        position = state.start[:, None, None] + self.first[..., None] + offsets
+        if model.seed:
+            rows = jnp.concatenate([rows, jnp.full_like(rows[..., :1], block - 1)], axis=-1)
+            position = jnp.concatenate([position, jnp.broadcast_to((state.start + block)[:, None, None], position[..., :1].shape)], axis=-1)
+        self.hidden = jnp.take_along_axis(checked.hidden, rows[..., None], axis=2)  # [batch, branch, head row, dim]
+        self.position, self.params, self.ranks = position, params, ranks
+        self.seed, self.mask_id, self.temperature = state.seed, model.mask_id, jnp.asarray(decode.temperature, jnp.float32)
+        shape = rows.shape
+        nothing = Ranked(jnp.zeros((*shape, ranks), jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
+        self.greedy = lax.cond(self.temperature > 0, lambda: nothing, lambda: self._rank(self.hidden, position, jnp.zeros_like(position)))
+
+    def _rank(self, hidden: Array, position: Array, step: Array) -> Ranked:
+        seed = jnp.broadcast_to(self.seed.reshape(-1, *(1,) * (position.ndim - 1)), position.shape)
+        return reveal.rank(logits(self.params, hidden), seed, position, step, self.temperature, self.mask_id, self.ranks)
+
+    def _drawn(self, branch: Int[Array, " batch"], step: Int[Array, " batch"], rows: slice) -> Ranked:
+        def sample() -> Ranked:
+            position = pick(self.position, branch)[:, rows]
+            return self._rank(pick(self.hidden, branch)[:, rows], position, jnp.broadcast_to(step[:, None], position.shape))
+
+        return lax.cond(self.temperature > 0, sample, lambda: jax.tree.map(lambda x: pick(x, branch)[:, rows], self.greedy))
+
+    def at(self, branch: Int[Array, " batch"], step: Int[Array, " batch"]) -> Ranked:
+        """A branch's distribution over the positions of the block, drawn as vanilla step `step`; odds -inf where not evaluated."""
+        ranked = self._drawn(branch, step, slice(self.width))
+        offset = jnp.arange(self.block, dtype=jnp.int32) - pick(self.first, branch)[:, None]
+        index = jnp.clip(offset, 0, self.width - 1)
+        tokens, odds, gap = (jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1) for x in ranked)
+        return Ranked(tokens, jnp.where((offset >= 0) & (offset < self.width), odds, -jnp.inf), gap)
+
+    def following(self, branch: Int[Array, " batch"]) -> Int[Array, " batch"]:
+        """The token right after the block, drawn from a branch's last row as step 0 of its own block."""
+        return self._drawn(branch, jnp.zeros_like(branch), slice(-1, None)).tokens[:, 0, 0]
+
+    def known(self, branch: Int[Array, " batch"], step: Int[Array, " batch"], width: int) -> Known:
+        """What drafts are made from: a branch's token ranks as drawn at `step`, `step` + 1, ..."""
+        now = self.at(branch, step)
+
+        def later() -> Array:
+            return jnp.moveaxis(lax.map(lambda ahead: self.at(branch, step + ahead).tokens, jnp.arange(width, dtype=jnp.int32)), 0, 1)
+
+        def alike() -> Array:
+            return jnp.broadcast_to(now.tokens[:, None], (now.tokens.shape[0], width, *now.tokens.shape[1:]))
+
+        return Known(lax.cond(self.temperature > 0, later, alike), now.odds)

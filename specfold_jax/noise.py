@@ -1,0 +1,34 @@
+"""Counter-based sampling noise: the same (seed, position, step, token) gives the same draw, whoever asks and in whatever order.
+
+That is what makes speculation exactly lossless at temperatures above 0. Generator: Threefry-2x32, 20 rounds (Salmon et al., SC 2011).
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+def threefry(
+    key0: UInt[Array, "*shape"], key1: UInt[Array, "*shape"], counter0: UInt[Array, "*shape"], counter1: UInt[Array, "*shape"]
+) -> tuple[UInt[Array, "*shape"], UInt[Array, "*shape"]]:
+    """Threefry-2x32-20 on broadcast uint32 words."""
+    keys = (key0, key1, key0 ^ key1 ^ jnp.uint32(_PARITY))
+    x0, x1 = counter0 + keys[0], counter1 + keys[1]
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = (x1 << jnp.uint32(rotation)) | (x1 >> jnp.uint32(32 - rotation))
+            x1 = x1 ^ x0
+        x0 = x0 + keys[(group + 1) % 3]
+        x1 = x1 + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return x0, x1
+
+
+def gumbel(seed: Int[Array, "*rows"], position: Int[Array, "*rows"], step: Int[Array, "*rows"], vocab: int) -> Float[Array, "*rows vocab"]:
+    """Standard Gumbel noise for every token of a row: key (seed, position), counter (step, token), 23 bits of the first word."""
+    words = [x.astype(jnp.uint32)[..., None] for x in (seed, position, step)]
+    bits, _ = threefry(*words, jnp.arange(vocab, dtype=jnp.uint32))
+    uniform = ((bits >> jnp.uint32(9)).astype(jnp.float32) + jnp.float32(0.5)) * jnp.float32(2**-23)
+    return -jnp.log(-jnp.log(uniform))

@@ -1,0 +1,90 @@
+"""Checks on arrays: on the host with clear errors, and under `jit` as a status per row."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig, concrete
+from specfold_jax.graph import DraftGraph
+
+STATUS = (
+    "decoded",
+    "the prompt is empty",
+    "the length is beyond the prompt array's capacity",
+    "a token id lies outside the vocabulary",
+    "the prompt holds the mask token",
+    "threshold, temperature, tau or guard is out of range",
+)
+"""What `stats.status` means: why a row was not decoded."""
+
+
+def row_status(
+    prompts: Int[Array, "batch capacity"], lengths: Int[Array, " batch"], model: ModelConfig, decode: DecodeConfig, fold: FoldConfig | None
+) -> Int[Array, " batch"]:
+    """`STATUS` index of each row; the first rule that is broken counts."""
+    inside = jnp.arange(prompts.shape[1]) < lengths[:, None]
+    threshold, temperature = (jnp.asarray(x, jnp.float32) for x in (decode.threshold, decode.temperature))
+    sane = (threshold >= 0) & (threshold <= 1) & (temperature >= 0) & jnp.isfinite(temperature)
+    if fold is not None:
+        sane = sane & (jnp.asarray(fold.tau) >= 0) & (jnp.asarray(fold.guard) >= 0)
+    broken = [
+        lengths < 1,
+        lengths > prompts.shape[1],
+        jnp.any(inside & ((prompts < 0) | (prompts >= model.vocab)), axis=1),
+        jnp.any(inside & (prompts == model.mask_id), axis=1),
+        jnp.broadcast_to(~sane, lengths.shape),
+    ]
+    status = jnp.zeros(lengths.shape, jnp.int32)
+    for code in range(len(broken), 0, -1):
+        status = jnp.where(broken[code - 1], code, status)
+    return status
+
+
+def validate(
+    params: Any,
+    prompts: Int[Array, "batch capacity"],
+    lengths: Int[Array, " batch"],
+    model: ModelConfig,
+    decode: DecodeConfig,
+    graph: DraftGraph | None = None,
+    fold: FoldConfig | None = None,
+) -> None:
+    """Raises ValueError naming the value and the rule for anything the decode functions cannot run on.
+
+    Static facts (shapes, sizes) are always checked; values only where they are concrete.
+    """
+    del params, fold  # checked by their constructors and by the loader
+    decode.window(model)
+    if prompts.ndim != 2 or lengths.shape != prompts.shape[:1]:
+        raise ValueError(f"prompts {prompts.shape} and lengths {lengths.shape} must have shapes [batch, capacity] and [batch]")
+    if 0 in prompts.shape:
+        raise ValueError(f"prompts {prompts.shape} must hold at least one row of at least one token")
+    for name, array in (("prompts", prompts), ("lengths", lengths)):
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise ValueError(f"{name} has dtype {array.dtype}, needs whole numbers (int32)")
+    seed = concrete(decode.seed)
+    if seed is not None and seed.ndim and seed.shape != lengths.shape:
+        raise ValueError(f"seed has shape {seed.shape}, needs one number or one a row {lengths.shape}")
+    if bad := [i for i in decode.stops(model) if not 0 <= i < model.vocab]:
+        raise ValueError(f"stop_ids={bad} lie outside the vocabulary of {model.vocab}")
+    if graph is not None and concrete(graph.pairs) is not None:
+        graph.validate(block=decode.block(model))
+    tokens, sizes = concrete(prompts), concrete(lengths)
+    if tokens is None or sizes is None:
+        return
+    for row, (ids, length) in enumerate(zip(tokens, sizes, strict=True)):
+        if length < 1:
+            raise ValueError(f"row {row}: lengths[{row}]={length}, a prompt needs at least one token")
+        if length > len(ids):
+            raise ValueError(f"row {row}: lengths[{row}]={length} is beyond the capacity of {len(ids)}")
+        ids = ids[:length]
+        if outside := np.flatnonzero((ids < 0) | (ids >= model.vocab)).tolist():
+            raise ValueError(f"row {row}: token id {ids[outside[0]]} at {outside[0]} lies outside the vocabulary of {model.vocab}")
+        if masks := np.flatnonzero(ids == model.mask_id).tolist():
+            raise ValueError(f"row {row}: the mask token {model.mask_id} at {masks[0]} cannot be part of a prompt")
+    capacity = tokens.shape[1] + decode.max_new_tokens
+    if capacity >= 2**31 or not math.isfinite(capacity):
+        raise ValueError(f"max_new_tokens={decode.max_new_tokens} is too large")
