@@ -1,5 +1,6 @@
 """SpecFold for JAX: vanilla, Spiffy and SpecFold decoding of block-diffusion language models, each one `jax.jit` away."""
 
+from specfold_jax.calibrate import calibrate
 from specfold_jax.checkpoint import load
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.decode import decode_step, specfold_decode, spiffy_decode, vanilla_decode
@@ -17,6 +18,7 @@ __all__ = [
     "ModelConfig",
     "Stats",
     "begin",
+    "calibrate",
     "decode_step",
     "finish",
     "forward",

@@ -25,7 +25,6 @@ class Chain:
     trusted: Int[Array, " batch"]
     commit: Int[Array, " batch"]
     steps: Int[Array, " batch"]
-    accepted: Int[Array, " batch"]
     guarded: Bool[Array, " batch"]
     running: Bool[Array, " batch"]
 
@@ -71,12 +70,11 @@ def accept(
             trusted=jnp.where(go, chain.branch, chain.trusted),
             commit=jnp.where(commits, match, chain.commit),
             steps=chain.steps + go.astype(jnp.int32),
-            accepted=chain.accepted + (advance | commits).astype(jnp.int32),
             guarded=chain.guarded | (chain.running & unsafe),
             running=advance,
         )
 
     zeros = jnp.zeros_like(state.start)
     never = jnp.zeros(zeros.shape, bool)
-    start = Chain(state.canvas, zeros, zeros, zeros - 1, zeros, zeros, never, state.phase == DENOISE)
+    start = Chain(state.canvas, zeros, zeros, zeros - 1, zeros, never, state.phase == DENOISE)
     return lax.while_loop(lambda chain: jnp.any(chain.running), body, start)

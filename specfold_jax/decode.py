@@ -68,7 +68,7 @@ def decode_step(
         steps=stats.steps + chain.steps,
         drafting=stats.drafting + (count > 0).astype(jnp.int32),
         drafted=stats.drafted + count,
-        accepted=stats.accepted + chain.accepted,
+        accepted=stats.accepted + jnp.maximum(chain.steps - 1, 0) + (chain.commit > 0).astype(jnp.int32),
         saved_commits=stats.saved_commits + (chain.commit > 0).astype(jnp.int32),
         guard_stops=stats.guard_stops + chain.guarded.astype(jnp.int32),
         computed_rows=stats.computed_rows + checked.computed_rows,

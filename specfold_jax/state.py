@@ -23,8 +23,8 @@ class Stats:
     """Counts per row, int32 [batch] unless said.
 
     `nfe` = `checks` (forwards that denoise) + `commits` (forwards that only commit); `prefills` apart. `steps`: vanilla reveal steps
-    made. `drafting`: checks that had a draft; `drafted`, `accepted`: draft branches evaluated and accepted, `saved_commits`: commits
-    taken from an accepted branch. `guard_stops`: chains ended by the guard. `computed_rows` [batch, layers, 2]: rows of draft branches
+    made. `drafting`: checks that had a draft; `drafted`, `accepted`: draft branches evaluated, and those whose result was used (each saved a forward);
+    `saved_commits`: commits taken from an accepted branch. `guard_stops`: chains ended by the guard. `computed_rows` [batch, layers, 2]: rows of draft branches
     computed before attention and before the feed-forward network, of `total_rows`. `status`: 0, or why a row was not decoded
     (`validate.STATUS`).
     """
@@ -142,7 +142,8 @@ def ends(state: DecodeState, canvas: Int[Array, "batch block"], model: ModelConf
     """Whether a row is over with this canvas: a stop token with no MASK before it, or no MASK left before its limit."""
     position = state.start[:, None] + jnp.arange(canvas.shape[1], dtype=jnp.int32)
     open_before_limit = jnp.any((canvas == model.mask_id) & (position < state.limit[:, None]), axis=1)
-    return ~open_before_limit | stopped_by(state, canvas, model, decode)
+    reached = state.limit <= state.start + canvas.shape[1]
+    return (reached & ~open_before_limit) | stopped_by(state, canvas, model, decode)
 
 
 def stopped_by(state: DecodeState, canvas: Int[Array, "batch block"], model: ModelConfig, decode: DecodeConfig) -> Bool[Array, " batch"]:
