@@ -48,7 +48,8 @@ def test_is_correct_compares_numbers():
 
 def test_problems_are_deterministic_clean_and_different(problems):
     assert problems == data.generate(300)
-    assert problems[100:] == [p for p in data.generate(250, seed=50) if p in problems[100:]] + [p for p in problems[100:] if p not in data.generate(250, seed=50)]
+    assert problems[:100] == data.generate(150)[:100], "more draws keep the first ones"
+    assert problems != data.generate(300, seed=1)
     assert len({p.question for p in problems}) == len(problems)
     assert not any("Give the result" in p.question for p in problems)
     assert all(data.is_correct(p.answer_text, p) for p in problems)
@@ -107,7 +108,7 @@ def test_prompt_file_errors(tmp_path: Path, name, content, message):
 def test_tokenizer(tokenizer, problems):
     assert [tokenizer.convert_tokens_to_ids(t) for t in (PAD, ANSWER, END, MASK)] == [0, 1, 2, 3]
     assert len(tokenizer) == 600
-    texts = [t for p in problems for t in (p.question, p.answer_text)] + ["€ 1,050 × 3\n\t naïve 日本 \x00  ", "", " 007"]
+    texts = [t for p in problems for t in (p.question, p.answer_text)] + ["€ 1,050 ÷ 3\n\t naïve 日本 \x00  ", "", " 007"]
     for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
         assert tokenizer.decode(ids) == text
     for i in range(len(tokenizer)):
@@ -117,7 +118,8 @@ def test_tokenizer(tokenizer, problems):
 
 def test_chat_template(tokenizer):
     question = "How many are 12 and 30?"
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=True, return_dict=False)
+    message = [{"role": "user", "content": question}]
+    ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
     assert ids == [*encode(tokenizer, [question])[0], 1]
     turns = [{"role": "user", "content": question}, {"role": "assistant", "content": "#### 42"}]
     assert tokenizer.apply_chat_template(turns, tokenize=False) == f"{question}{ANSWER}#### 42{END}"

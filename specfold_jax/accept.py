@@ -1,4 +1,4 @@
-"""Acceptance: following the vanilla rule through the branches of a check, for as long as a branch equals the state reached."""
+"""Acceptance: vanilla transitions replayed on the branches of a check, for as long as a branch is the state they lead to."""
 
 import jax.numpy as jnp
 from flax import struct
@@ -9,28 +9,32 @@ from specfold_jax import reveal
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.distribution import Distributions
 from specfold_jax.model import Branches
-from specfold_jax.state import DENOISE, DecodeState, ends, pick, stopped_by
+from specfold_jax.row import COMMIT, DONE, Row, committed, revealed, where_row
+from specfold_jax.state import pick
 
 
 @struct.dataclass
 class Chain:
-    """Following the vanilla rule through the branches of one check.
+    """`row`: the state reached; `branch`: the branch that evaluated it (the last one followed, when the chain is over); `last`: the
+    branch whose evaluation made the last transition; `moves`: transitions made, `reveals` of them reveal steps; `commit`: the branch
+    whose keys and values commit the block, -1 if none; `finished`: the canvas left behind by that commit; `fresh`: the last transition
+    was that commit; `crossed`: a next block's first check was used; `guarded`: the guard ended the chain."""
 
-    `state`: the canvas reached; `branch`: the branch that equals it (or that led to it when the chain is over); `trusted`: the branch
-    whose distribution made the last reveal; `commit`: branch whose keys and values finish the block, -1 if none.
-    """
-
-    state: Int[Array, "batch block"]
+    row: Row
     branch: Int[Array, " batch"]
-    trusted: Int[Array, " batch"]
+    last: Int[Array, " batch"]
+    moves: Int[Array, " batch"]
+    reveals: Int[Array, " batch"]
     commit: Int[Array, " batch"]
-    steps: Int[Array, " batch"]
+    finished: Int[Array, "batch block"]
+    fresh: Bool[Array, " batch"]
+    crossed: Bool[Array, " batch"]
     guarded: Bool[Array, " batch"]
     running: Bool[Array, " batch"]
 
 
 def accept(
-    state: DecodeState,
+    row: Row,
     branches: Branches,
     folded: Bool[Array, "batch branch"],
     seen: Distributions,
@@ -38,43 +42,49 @@ def accept(
     decode: DecodeConfig,
     fold: FoldConfig | None,
 ) -> Chain:
-    """Exact acceptance: reveal, look for the branch that equals the result, go on with that branch's distribution."""
-    drafts = branches.valid & (jnp.arange(branches.valid.shape[1]) > 0)
+    """Exact acceptance: make the vanilla transition, look for the branch that equals its result, go on with that branch's evaluation.
+
+    A check writes one block to the cache, so a chain ends before a second commit. A folded branch is used only where the guard allows.
+    """
+    others = branches.valid & (jnp.arange(branches.valid.shape[1]) > 0)
 
     def body(chain: Chain) -> Chain:
-        step = state.step + chain.steps
-        ranked = seen.at(chain.branch, step)
-        decision = reveal.decide(chain.state, ranked, step, model, decode)
-        unsafe = jnp.zeros_like(chain.running)
+        row, committing = chain.row, chain.row.phase == COMMIT
+        ranked = seen.at(chain.branch, row.step)
+        decision = reveal.decide(row.canvas, ranked, row.step, model, decode)
+        unsafe = jnp.zeros_like(committing)
         if fold is not None:
             guard = jnp.asarray(fold.guard, jnp.float32)
-            unsafe = pick(folded, chain.branch) & ~((decision.margin >= guard) & (guard < jnp.inf))
-        go = chain.running & ~unsafe
-        after = jnp.where(go[:, None] & decision.reveal, ranked.tokens[..., 0], chain.state)
-        full = jnp.all(after != model.mask_id, axis=1)
-        over = jnp.zeros_like(full)
-        if model.stop_rule == "reveal":
-            over = ends(state, after, model, decode)
-        elif model.stop_rule == "reveal_commit":
-            over = stopped_by(state, after, model, decode)
-        equal = drafts & jnp.all(branches.tokens == after[:, None], axis=2)
+            trusted = jnp.where(committing, fold.fold_commit, (decision.margin >= guard) & (guard < jnp.inf))
+            unsafe = pick(folded, chain.branch) & ~trusted
+        go = chain.running & ~unsafe & ~(committing & (chain.commit >= 0))
+        denoised = revealed(row, decision.reveal, ranked.tokens[..., 0], model, decode)
+        moved = where_row(committing, committed(row, seen.following(chain.branch), model, decode), denoised)
+        after = where_row(go, moved, row)
+
+        equal = others & jnp.all(branches.tokens == after.canvas[:, None], axis=2) & (branches.starts() == after.start[:, None])
+        if branches.context is not None:  # a continuation is evaluated behind one canvas only: the one that was committed
+            equal &= (branches.context < 0) | (branches.context == chain.branch[:, None])
+        found = go & jnp.any(equal, axis=1) & (after.phase != DONE)
+        if model.commit == "causal":  # its branches are denoised with other attention than a commit needs
+            found &= after.phase != COMMIT
         match = jnp.argmax(equal, axis=1).astype(jnp.int32)
-        found = go & ~over & jnp.any(equal, axis=1)
-        commits = found & full & (model.commit == "block")
-        if fold is not None and not fold.fold_commit:
-            commits = commits & ~pick(folded, match)
-        advance = found & ~full
+        commits = go & committing
         return Chain(
-            state=after,
-            branch=jnp.where(advance, match, chain.branch),
-            trusted=jnp.where(go, chain.branch, chain.trusted),
-            commit=jnp.where(commits, match, chain.commit),
-            steps=chain.steps + go.astype(jnp.int32),
+            row=after,
+            branch=jnp.where(found, match, chain.branch),
+            last=jnp.where(go, chain.branch, chain.last),
+            moves=chain.moves + go.astype(jnp.int32),
+            reveals=chain.reveals + (go & ~committing).astype(jnp.int32),
+            commit=jnp.where(commits, chain.branch, chain.commit),
+            finished=jnp.where(commits[:, None], row.canvas, chain.finished),
+            fresh=jnp.where(go, committing, chain.fresh),
+            crossed=chain.crossed | (go & chain.fresh),
             guarded=chain.guarded | (chain.running & unsafe),
-            running=advance,
+            running=found,
         )
 
-    zeros = jnp.zeros_like(state.start)
+    zeros = jnp.zeros_like(row.start)
     never = jnp.zeros(zeros.shape, bool)
-    start = Chain(state.canvas, zeros, zeros, zeros - 1, zeros, never, state.phase == DENOISE)
+    start = Chain(row, zeros, zeros, zeros, zeros, zeros - 1, row.canvas, never, never, never, row.phase != DONE)
     return lax.while_loop(lambda chain: jnp.any(chain.running), body, start)

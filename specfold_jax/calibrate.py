@@ -16,8 +16,9 @@ from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.decode import decode_step
 from specfold_jax.graph import DraftGraph, MadeFor
 from specfold_jax.model import Params
+from specfold_jax.row import DENOISE
 from specfold_jax.select import Chain
-from specfold_jax.state import DENOISE, begin, unfinished
+from specfold_jax.state import begin, unfinished
 from specfold_jax.validate import row_status, validate
 
 
@@ -49,7 +50,8 @@ def moments(
     step = jax.jit(decode_step)
     while unfinished(state):
         after = step(state, params, model, decode, graph)
-        host = jax.device_get((state.phase, state.start, state.canvas, state.known, after.canvas))
+        row = state.row
+        host = jax.device_get((row.phase, row.start, row.canvas, state.known, after.row.canvas))
         phase, start, canvas, known, canvas_after = host
         yield [
             Moment(row, int(start[row]), canvas[row], known.tokens[row], known.odds[row], canvas_after[row])

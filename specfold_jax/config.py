@@ -100,6 +100,7 @@ class DecodeConfig:
     `threshold` and the scores it is compared with are probabilities of the best token (1: one token a step; 0: all at once).
     `steps`: reveal at least block_size / steps tokens a step. `order`: which tokens are revealed when too few pass the threshold.
     `pack`: evaluate only the rows that matter, in capacity buckets (same results; False keeps one dense program).
+    `share`: one forward may serve as a block's commit and as the next block's first check; it takes one of the drafts' places.
     """
 
     max_new_tokens: int = _static(default=256)
@@ -113,6 +114,7 @@ class DecodeConfig:
     stop_ids: tuple[int, ...] | None = _static(default=None)
     impl: str = _static(default="auto")
     pack: bool = _static(default=True)
+    share: bool = _static(default=True)
 
     def __post_init__(self) -> None:
         _number(self, "threshold", np.float32, "a probability in [0, 1]", lambda v: (v >= 0) & (v <= 1))

@@ -36,7 +36,7 @@ def is_correct(text: str, problem: Problem) -> bool:
 
 
 def _draw(first: int, count: int) -> Iterator[Problem]:
-    """The problems of seeds first .. first + count - 1: reasoning-gym's item i depends on seed + i alone."""
+    """The problems of seeds first .. first + count - 1: item i's numbers come from seed first + i, its template from `first` and i."""
     try:
         import reasoning_gym  # takes over a second, and only training needs it
     except ImportError as error:

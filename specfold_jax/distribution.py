@@ -10,7 +10,8 @@ from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.draft import Known
 from specfold_jax.model import Branches, Checked, Params, logits
 from specfold_jax.reveal import Ranked
-from specfold_jax.state import DecodeState, pick
+from specfold_jax.row import Row
+from specfold_jax.state import pick
 
 
 class Distributions:
@@ -22,20 +23,28 @@ class Distributions:
     """
 
     def __init__(
-        self, params: Params, branches: Branches, checked: Checked, state: DecodeState, model: ModelConfig, decode: DecodeConfig, ranks: int
+        self,
+        params: Params,
+        branches: Branches,
+        checked: Checked,
+        row: Row,
+        model: ModelConfig,
+        decode: DecodeConfig,
+        ranks: int,
     ):
         block, sub_block = branches.tokens.shape[2], decode.window(model)
         self.block, self.width = block, min(block, 2 * sub_block)
         self.first = jnp.minimum(reveal.active_window(branches.tokens, model.mask_id, sub_block), block - self.width)
         offsets = jnp.arange(self.width, dtype=jnp.int32)
         rows = jnp.maximum(self.first[..., None] + offsets - int(model.shift), 0)
-        position = state.start[:, None, None] + self.first[..., None] + offsets
+        start = branches.starts()[..., None]
+        position = start + self.first[..., None] + offsets
         if model.seed:
             rows = jnp.concatenate([rows, jnp.full_like(rows[..., :1], block - 1)], axis=-1)
-            position = jnp.concatenate([position, jnp.broadcast_to((state.start + block)[:, None, None], position[..., :1].shape)], axis=-1)
+            position = jnp.concatenate([position, start + block], axis=-1)
         self.hidden = jnp.take_along_axis(checked.hidden, rows[..., None], axis=2)  # [batch, branch, head row, dim]
-        self.position, self.params, self.ranks = position, params, ranks
-        self.seed, self.mask_id, self.temperature = state.seed, model.mask_id, jnp.asarray(decode.temperature, jnp.float32)
+        self.position, self.params, self.ranks, self.starts_drawn = position, params, ranks, model.seed
+        self.seed, self.mask_id, self.temperature = row.seed, model.mask_id, jnp.asarray(decode.temperature, jnp.float32)
         shape = rows.shape
         nothing = Ranked(jnp.zeros((*shape, ranks), jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
         self.greedy = lax.cond(self.temperature > 0, lambda: nothing, lambda: self._rank(self.hidden, position, jnp.zeros_like(position)))
@@ -60,7 +69,9 @@ class Distributions:
         return Ranked(tokens, jnp.where((offset >= 0) & (offset < self.width), odds, -jnp.inf), gap)
 
     def following(self, branch: Int[Array, " batch"]) -> Int[Array, " batch"]:
-        """The token right after the block, drawn from a branch's last row as step 0 of its own block."""
+        """The token right after the block, drawn from a branch's last row as step 0 of its own block (0 where blocks start masked)."""
+        if not self.starts_drawn:
+            return jnp.zeros_like(branch)
         return self._drawn(branch, jnp.zeros_like(branch), slice(-1, None)).tokens[:, 0, 0]
 
     def known(self, branch: Int[Array, " batch"], step: Int[Array, " batch"], width: int) -> Known:

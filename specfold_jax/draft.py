@@ -1,4 +1,7 @@
-"""Draft branches: a graph's ranks turned into canvases, pruned, deduplicated, and ordered by descent (Spiffy, arXiv 2509.18085)."""
+"""Draft canvases from a graph: rank nodes and confidence nodes, pruned to one budget, deduplicated, and ordered by descent.
+
+Rank nodes are Spiffy's (arXiv 2509.18085); confidence nodes, pruning by expected use and drafts across sub-blocks are this project's.
+"""
 
 from typing import NamedTuple
 
@@ -7,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specfold_jax.graph import DraftGraph
-from specfold_jax.reveal import candidates, confidence_rank
+from specfold_jax.reveal import active_window, confidence_rank
 
 
 class Known(NamedTuple):
@@ -22,11 +25,16 @@ class Known(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """Draft branches; branch d here is branch d + 1 of the check. `parent` indexes the check's branches (0: the main branch)."""
+    """Draft canvases of a graph's nodes; `weight` is each one's expected use."""
 
     tokens: Int[Array, "batch drafts block"]
     valid: Bool[Array, "batch drafts"]
-    parent: Int[Array, "batch drafts"]
+    weight: Float[Array, "batch drafts"]
+
+    def take(self, index: Int[Array, "batch kept"]) -> "Drafts":
+        """The drafts at these places."""
+        tokens = jnp.take_along_axis(self.tokens, index[..., None], axis=1)
+        return Drafts(tokens, *(jnp.take_along_axis(x, index, axis=1) for x in self[1:]))
 
 
 def nothing_known(batch: int, block: int, graph: DraftGraph) -> Known:
@@ -35,54 +43,87 @@ def nothing_known(batch: int, block: int, graph: DraftGraph) -> Known:
     return Known(tokens, jnp.full((batch, block), -jnp.inf, jnp.float32))
 
 
-def draw_steps(graph: DraftGraph) -> Int[Array, "nodes width"]:
-    """Steps from now at which each pair of a node would be drawn: the lowest level of a contained node that holds it, minus one."""
+def draw_steps(graph: DraftGraph) -> Int[Array, "ranked width"]:
+    """Steps from now at which each pair of a rank node would be drawn: the lowest level of a contained node that holds it, minus one."""
     pairs = jnp.asarray(graph.pairs)
     used = pairs[..., 0] >= 0
     same = jnp.all(pairs[:, :, None, None] == pairs, axis=-1) & used[:, :, None, None] & used  # [node, pair, node, pair]
     held = jnp.any(same, axis=3)  # [node, pair, other]: other holds this pair
     contained = jnp.all(jnp.any(same, axis=1) | ~used, axis=-1)  # [node, other]: other is a subset of node
-    level = jnp.asarray(graph.level)
-    first = jnp.min(jnp.where(held & contained[:, None], level, graph.width), axis=-1)
+    first = jnp.min(jnp.where(held & contained[:, None], jnp.asarray(graph.level), graph.width), axis=-1)
     return jnp.clip(first - 1, 0, graph.width - 1)
 
 
-def propose(canvas: Int[Array, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
-    """The graph's drafts on a canvas.
+def _hops(canvas: Int[Array, "batch block"], known: Known, mask_id: int, sub_block: int) -> tuple[Array, Array]:
+    """The masked positions with a known distribution in the active sub-block, and in the one after it."""
+    position = jnp.arange(canvas.shape[1], dtype=jnp.int32)
+    start = active_window(canvas, mask_id, sub_block)[:, None]
+    masked = (canvas == mask_id) & (known.odds > -jnp.inf)
+    here, after = (masked & (position >= s) & (position < s + sub_block) for s in (start, start + sub_block))
+    return here, after
 
-    Position ranks count the masked positions of the active sub-block by log-odds; a node is valid when all its ranks exist there and
-    its canvas is not another valid node's. Of the graph's nodes the `max_drafts` heaviest valid ones are kept, in graph order, which
-    puts fewer reveals first; each descends from its largest kept proper subset.
-    """
-    if not graph.max_drafts:
-        none = jnp.zeros((canvas.shape[0], 0), jnp.int32)
-        return Drafts(jnp.zeros((canvas.shape[0], 0, canvas.shape[1]), jnp.int32), none > 0, none)
-    candidate = candidates(canvas, mask_id, sub_block) & (known.odds > -jnp.inf)
-    by_odds = confidence_rank(known.odds, candidate)
-    position_rank, token_rank = jnp.asarray(graph.pairs)[..., 0], jnp.asarray(graph.pairs)[..., 1]  # [nodes, width]
+
+def rank_drafts(canvas: Int[Array, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
+    """The rank nodes on a canvas. Position ranks count the masked positions of the active sub-block by log-odds, then, if the graph
+    runs on, those of the next one; a node is valid when all its ranks exist."""
+    here, after = _hops(canvas, known, mask_id, sub_block)
+    by_odds = confidence_rank(known.odds, here)
+    if graph.run_on:
+        by_odds = jnp.where(after, jnp.sum(here, axis=1, keepdims=True, dtype=jnp.int32) + confidence_rank(known.odds, after), by_odds)
+    position_rank, token_rank = jnp.asarray(graph.pairs)[..., 0], jnp.asarray(graph.pairs)[..., 1]  # [ranked, width]
     used = position_rank >= 0
-    here = by_odds[:, None, None] == jnp.where(used, position_rank, -1)[..., None]  # [batch, nodes, width, block]
-    feasible = jnp.all(jnp.any(here, axis=-1) | ~used, axis=-1) & jnp.any(used, axis=-1)
-    known_tokens = known.tokens[:, draw_steps(graph), :, jnp.maximum(token_rank, 0)]  # [nodes, width, batch, block]
-    token = jnp.max(jnp.where(here, jnp.moveaxis(known_tokens, 2, 0), -1), axis=2)  # [batch, nodes, block]
-    tokens = jnp.where(token >= 0, token, canvas[:, None])
-    node = jnp.arange(graph.nodes, dtype=jnp.int32)
-    same = jnp.all(tokens[:, :, None] == tokens[:, None], axis=-1)
-    feasible = feasible & ~jnp.any(same & feasible[:, None] & (node < node[:, None]), axis=-1)
-    if graph.max_drafts < graph.nodes:
-        weight = jnp.where(feasible, jnp.asarray(graph.weight), -1)
-        kept = jnp.sort(lax.top_k(weight, graph.max_drafts)[1], axis=-1)
-        tokens = jnp.take_along_axis(tokens, kept[..., None], axis=1)
-        feasible = jnp.take_along_axis(feasible, kept, axis=1)
-    return Drafts(tokens, feasible, _descent(tokens, feasible, mask_id))
+    at = (by_odds[:, None, None] == jnp.where(used, position_rank, -1)[..., None]) & (here | (after & graph.run_on))[:, None, None]
+    feasible = jnp.all(jnp.any(at, axis=-1) | ~used, axis=-1) & jnp.any(used, axis=-1)
+    drawn = known.tokens[:, draw_steps(graph), :, jnp.maximum(token_rank, 0)]  # [ranked, width, batch, block]
+    token = jnp.max(jnp.where(at, jnp.moveaxis(drawn, 2, 0), -1), axis=2)  # [batch, ranked, block]
+    weight = jnp.broadcast_to(jnp.asarray(graph.weight), feasible.shape)
+    return Drafts(jnp.where(token >= 0, token, canvas[:, None]), feasible, weight)
 
 
-def _descent(tokens: Int[Array, "batch drafts block"], valid: Bool[Array, "batch drafts"], mask_id: int) -> Int[Array, "batch drafts"]:
-    """Each draft's largest valid proper subset (the first of equals) as a branch of the check, else the main branch."""
+def confidence_drafts(canvas: Int[Array, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
+    """The confidence nodes on a canvas: nested sets, from the most confident positions to all of the sub-block and beyond it."""
+    here, after = _hops(canvas, known, mask_id, sub_block)
+    best = confidence_rank(known.odds, here) == 0
+    theta, beyond = jnp.asarray(graph.theta)[:, None], (jnp.asarray(graph.hop) > 0)[:, None]
+    exceeds = known.odds[:, None] > theta
+    reveal = jnp.where(beyond, here[:, None] | (after[:, None] & exceeds), here[:, None] & (exceeds | best[:, None]))  # [b, thetas, block]
+    grows = jnp.any(reveal[:, 1:] != reveal[:, :-1], axis=-1)
+    level = jnp.cumsum(jnp.pad(grows, ((0, 0), (1, 0))), axis=1, dtype=jnp.int32)  # equal sets share a level
+    # A token is drawn at the step of the first, smallest set that holds its position.
+    first = jnp.min(jnp.where(reveal, level[..., None], graph.width), axis=1)
+    step = jnp.minimum(first, graph.width - 1)
+    token = jnp.take_along_axis(known.tokens[..., 0], step[:, None], axis=1)  # [batch, 1, block]
+    feasible = jnp.any(here, axis=1, keepdims=True) & (~beyond[:, 0] | jnp.any(reveal & after[:, None], axis=-1))
+    weight = jnp.broadcast_to(jnp.asarray(graph.theta_weight), feasible.shape)
+    return Drafts(jnp.where(reveal, token, canvas[:, None]), feasible, weight)
+
+
+def distinct(drafts: Drafts) -> Drafts:
+    """Invalidates drafts that equal an earlier one; the first takes over the largest weight."""
+    same = jnp.all(drafts.tokens[:, :, None] == drafts.tokens[:, None], axis=-1) & drafts.valid[:, None] & drafts.valid[..., None]
+    index = jnp.arange(same.shape[-1], dtype=jnp.int32)
+    repeated = jnp.any(same & (index < index[:, None]), axis=-1)
+    return drafts._replace(
+        valid=drafts.valid & ~repeated, weight=jnp.max(jnp.where(same, drafts.weight[:, None], drafts.weight[..., None]), axis=-1)
+    )
+
+
+def propose(canvas: Int[Array, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
+    """All different drafts of the graph's nodes on a canvas, the `max_drafts` heaviest of them, heaviest first."""
+    sources = []
+    if graph.pairs.shape[0]:
+        sources.append(rank_drafts(canvas, known, graph, mask_id, sub_block))
+    if graph.theta.shape[0]:
+        sources.append(confidence_drafts(canvas, known, graph, mask_id, sub_block))
+    every = distinct(Drafts(*(jnp.concatenate(parts, axis=1) for parts in zip(*sources, strict=True))))
+    return every.take(lax.top_k(jnp.where(every.valid, every.weight, -1), graph.max_drafts)[1])
+
+
+def descent(tokens: Int[Array, "batch branch block"], valid: Bool[Array, "batch branch"], mask_id: int) -> Int[Array, "batch branch"]:
+    """Each branch's largest valid proper subset among the earlier branches (the first of equals); branch 0 is the main branch."""
     child, other = tokens[:, :, None], tokens[:, None]
     subset = jnp.all((other == mask_id) | (other == child), axis=-1) & jnp.any(other != child, axis=-1)
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     known = jnp.sum(tokens != mask_id, axis=-1, dtype=jnp.int32)
-    size = jnp.where(subset & valid[:, None] & valid[..., None], known[:, None], -1)
-    # argmax over an empty axis is undefined, so the main branch stands first.
-    size = jnp.concatenate([jnp.zeros_like(size[..., :1]), size], axis=-1)
+    size = jnp.where(subset & valid[:, None] & (index < index[:, None]), known[:, None], -1)
     return jnp.argmax(size, axis=-1).astype(jnp.int32)

@@ -1,15 +1,15 @@
-"""The draft graph: which sets of (position rank, token rank) pairs a check evaluates beside the canvas (Spiffy, arXiv 2509.18085).
+"""The draft graph: what a check evaluates beside the canvas (Spiffy, arXiv 2509.18085).
 
-A node is a set of pairs to reveal on top of the current canvas; an edge leads from a node to a superset one recorded step further.
-Nodes hold ranks, not tokens, so one calibrated graph serves every step. Its numbers are leaves: another graph of the same size never
-recompiles a jitted decode.
+A rank node is a set of (position rank, token rank) pairs to reveal on top of the current canvas; an edge leads from a node to a superset
+one recorded step further. A confidence node (this project's) reveals every masked position of the active sub-block whose log-odds exceed
+theta, and the best one always; with hop 1 all of the active sub-block, and those positions of the next one.
+Nodes hold ranks and log-odds, not tokens, so one calibrated graph serves every step. Its numbers are leaves: another graph of the same
+size never recompiles a jitted decode.
 """
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -17,11 +17,20 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Bool, Float32, Int32
 
+from specfold_jax import graph_json
 from specfold_jax.config import concrete
 
 Array = np.ndarray | jax.Array
 Node = frozenset[tuple[int, int]]
-LEAVES = {"pairs": np.int32, "level": np.int32, "parent": np.bool_, "weight": np.float32}
+LEAVES = {
+    "pairs": np.int32,
+    "level": np.int32,
+    "parent": np.bool_,
+    "weight": np.float32,
+    "theta": np.float32,
+    "hop": np.int32,
+    "theta_weight": np.float32,
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class MadeFor:
         if not isinstance(self.model, str):
             raise ValueError(f"model={self.model!r} must be a name")
         for name in ("vocab", "block", "sub_block"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name), 1))
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1))
         for name, high in (("threshold", 1.0), ("temperature", np.finfo(np.float32).max)):
             try:  # by way of text: a float32 0.9 is saved as 0.9, not as 0.8999999762
                 value = float(str(getattr(self, name)))
@@ -65,29 +74,35 @@ class DraftGraph:
     """A draft graph; `from_sets` puts the nodes in the order (number of pairs, pairs).
 
     `pairs`: (position rank, token rank), -1 padding at the end. `level`: recorded steps from the root, at least 1.
-    `parent[c, p]`: p is a parent of c. `weight`: expected use, for pruning. `max_drafts`: nodes kept per check.
+    `parent[c, p]`: p is a parent of c. `weight`: expected use, for pruning. `theta` (log-odds), `hop` (0 or 1), `theta_weight`: the
+    confidence nodes, from the smallest set to the largest. `max_drafts`: nodes of both kinds kept per check. `run_on`: position ranks
+    go on into the next sub-block after the last masked position of the active one.
     `token_ranks`: best tokens a position that the decoder has to keep, above every token rank in `pairs`.
     `made_for`: what the graph was calibrated on; None inside a traced function, which is shared by graphs of one size.
     """
 
-    pairs: Int32[Array, "nodes width 2"]
-    level: Int32[Array, " nodes"]
-    parent: Bool[Array, "nodes nodes"]
-    weight: Float32[Array, " nodes"]
+    pairs: Int32[Array, "ranked width 2"]
+    level: Int32[Array, " ranked"]
+    parent: Bool[Array, "ranked ranked"]
+    weight: Float32[Array, " ranked"]
+    theta: Float32[Array, " thetas"]
+    hop: Int32[Array, " thetas"]
+    theta_weight: Float32[Array, " thetas"]
     max_drafts: int
     token_ranks: int = 4
+    run_on: bool = False
     made_for: MadeFor | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_drafts", _whole("max_drafts", self.max_drafts, 0))
-        object.__setattr__(self, "token_ranks", _whole("token_ranks", self.token_ranks, 1))
+        object.__setattr__(self, "max_drafts", whole("max_drafts", self.max_drafts, 0))
+        object.__setattr__(self, "token_ranks", whole("token_ranks", self.token_ranks, 1))
         self._check_static()
         if all(concrete(getattr(self, name)) is not None for name in LEAVES):
             self.validate()
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         keyed = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in LEAVES]
-        return keyed, (self.max_drafts, self.token_ranks, _Uncompared(self.made_for))
+        return keyed, (self.max_drafts, self.token_ranks, self.run_on, _Uncompared(self.made_for))
 
     @classmethod
     def tree_unflatten(cls, aux: Any, leaves: Iterable[Any]) -> Self:
@@ -95,14 +110,15 @@ class DraftGraph:
         graph, values = object.__new__(cls), tuple(leaves)
         # A trace serves many graphs, so it must not carry the first one's origin into its results.
         traced = any(isinstance(value, Tracer) for value in values)
-        rest = (aux[0], aux[1], None if traced else aux[2].value)
+        rest = (*aux[:3], None if traced else aux[3].value)
         for entry, value in zip(fields(cls), values + rest, strict=True):
             object.__setattr__(graph, entry.name, value)
         return graph
 
     @property
     def nodes(self) -> int:
-        return self.pairs.shape[0]
+        """Rank nodes and confidence nodes."""
+        return self.pairs.shape[0] + self.theta.shape[0]
 
     @property
     def width(self) -> int:
@@ -111,14 +127,15 @@ class DraftGraph:
 
     @property
     def sets(self) -> tuple[Node, ...]:
-        """The nodes as Python sets, on the host."""
+        """The rank nodes as Python sets, on the host."""
         return tuple(frozenset((int(i), int(j)) for i, j in node if i >= 0) for node in np.asarray(self.pairs))
 
     @classmethod
     def empty(cls, width: int = 1, token_ranks: int = 4) -> Self:
         """No drafts: decoding with it is vanilla. Calibration reads the distributions kept for `width` steps ahead; 0 keeps none."""
-        pairs = np.zeros((0, _whole("width", width, 0), 2), np.int32)
-        return cls(pairs, np.zeros(0, np.int32), np.zeros((0, 0), np.bool_), np.zeros(0, np.float32), 0, token_ranks)
+        shapes = {"pairs": (0, whole("width", width, 0), 2), "parent": (0, 0)}
+        leaves = {name: np.zeros(shapes.get(name, 0), dtype) for name, dtype in LEAVES.items()}
+        return cls(**leaves, max_drafts=0, token_ranks=token_ranks)
 
     @classmethod
     def from_sets(
@@ -129,10 +146,15 @@ class DraftGraph:
         max_drafts: int | None = None,
         token_ranks: int | None = None,
         made_for: MadeFor | None = None,
+        thetas: Sequence[tuple[float, int]] = (),
+        theta_weights: Sequence[float] | None = None,
+        run_on: bool = False,
+        width: int = 1,
     ) -> Self:
         """The graph of `sets`, each with every parent there is: all proper subsets exactly one level lower.
 
-        `weights` default to 1, `max_drafts` to all nodes, `token_ranks` to 4. Raises ValueError as `validate` does.
+        `thetas`: confidence nodes as (theta, hop). Weights default to 1, `max_drafts` to all nodes, `token_ranks` to 4. `width`: steps
+        ahead for which token ranks are kept at least. Raises ValueError as `validate` does.
         """
         weights = [1.0] * len(sets) if weights is None else weights
         if not len(sets) == len(levels) == len(weights):
@@ -142,21 +164,36 @@ class DraftGraph:
                 if len(pair) != 2 or not all(isinstance(rank, (int, np.integer)) and 0 <= rank < 2**31 for rank in pair):
                     raise ValueError(f"pair {pair} must be (position rank, token rank), whole numbers from 0")
         order = sorted(range(len(sets)), key=lambda n: (len(sets[n]), sorted(sets[n])))
-        pairs = np.full((len(sets), max((len(node) for node in sets), default=1) or 1, 2), -1, np.int32)
+        pairs = np.full((len(sets), max(width, *(len(node) for node in sets), 1), 2), -1, np.int32)
         parent = np.zeros((len(sets), len(sets)), np.bool_)
         for row, n in enumerate(order):
             if sets[n]:
                 pairs[row, : len(sets[n])] = sorted(sets[n])
             parent[row] = [levels[p] == levels[n] - 1 and sets[p] < sets[n] for p in order]
-        level = np.array([_whole("level", levels[n], 1) for n in order], np.int32)
-        kept = len(sets) if max_drafts is None else max_drafts
-        weight = np.array([weights[n] for n in order], np.float32)
-        return cls(pairs, level, parent, weight, kept, 4 if token_ranks is None else token_ranks, made_for)
+        level = np.array([whole("level", levels[n], 1) for n in order], np.int32)
+        theta_weights = [1.0] * len(thetas) if theta_weights is None else theta_weights
+        if len(theta_weights) != len(thetas):
+            raise ValueError(f"{len(thetas)} thetas and {len(theta_weights)} theta_weights must be equally many")
+        steps = sorted(range(len(thetas)), key=lambda k: (thetas[k][1], -thetas[k][0]))
+        return cls(
+            pairs=pairs,
+            level=level,
+            parent=parent,
+            weight=np.array([weights[n] for n in order], np.float32),
+            theta=np.array([thetas[k][0] for k in steps], np.float32),
+            hop=np.array([thetas[k][1] for k in steps], np.int32),
+            theta_weight=np.array([theta_weights[k] for k in steps], np.float32),
+            max_drafts=len(sets) + len(thetas) if max_drafts is None else max_drafts,
+            token_ranks=4 if token_ranks is None else token_ranks,
+            run_on=run_on,
+            made_for=made_for,
+        )
 
     def _check_static(self) -> None:
         """Shapes, dtypes and sizes, which are known under a trace as well."""
-        nodes = getattr(self.pairs, "shape", (0,))[0] if getattr(self.pairs, "ndim", 0) else 0
-        shapes = {"pairs": (nodes, None, 2), "level": (nodes,), "parent": (nodes, nodes), "weight": (nodes,)}
+        ranked, thetas = (getattr(x, "shape", (0,))[0] if getattr(x, "ndim", 0) else 0 for x in (self.pairs, self.theta))
+        shapes = {"pairs": (ranked, None, 2), "level": (ranked,), "parent": (ranked, ranked), "weight": (ranked,)}
+        shapes |= dict.fromkeys(("theta", "hop", "theta_weight"), (thetas,))
         for name, dtype in LEAVES.items():
             leaf, shape = getattr(self, name), shapes[name]
             want = f"{np.dtype(dtype)} [{', '.join('width' if size is None else str(size) for size in shape)}]"
@@ -165,12 +202,35 @@ class DraftGraph:
             fits = len(leaf.shape) == len(shape) and all(size in (None, got) for size, got in zip(shape, leaf.shape, strict=True))
             if leaf.dtype != dtype or not fits:
                 raise ValueError(f"{name} is {leaf.dtype} {list(leaf.shape)} and must be {want}")
+        nodes = ranked + thetas
         if nodes and not self.width:
             raise ValueError("pairs has width 0 and must have room for at least one pair a node")
+        if not isinstance(self.run_on, bool):
+            raise ValueError(f"run_on={self.run_on!r} must be true or false")
         if not min(1, nodes) <= self.max_drafts <= nodes:
             raise ValueError(f"max_drafts={self.max_drafts} must lie in {min(1, nodes)}..{nodes}, as the graph has {nodes} nodes")
         if self.made_for is not None and not isinstance(self.made_for, MadeFor):
             raise ValueError(f"made_for={self.made_for!r} must be a MadeFor or None")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the graph as JSON; the file is whole or not there."""
+        arrays = {name: np.asarray(getattr(self, name)) for name in LEAVES}
+        values = {name: getattr(self, name) for name in ("max_drafts", "token_ranks", "run_on")}
+        graph_json.save(path, arrays, values | {"made_for": asdict(self.made_for) if self.made_for else None})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Self:
+        """Reads and validates a saved graph. Raises ValueError naming the file and the field."""
+        try:
+            data = graph_json.load(path, "a draft graph", LEAVES, [entry.name for entry in fields(cls) if entry.name not in LEAVES])
+            for name, shape in (("pairs", (0, 1, 2)), ("parent", (0, 0))):
+                data[name] = data[name] if data[name].size else data[name].reshape(shape)
+            if data["made_for"] is not None:
+                graph_json.same_names("made_for", data["made_for"], [entry.name for entry in fields(MadeFor)])
+                data["made_for"] = MadeFor(**data["made_for"])
+            return cls(**data)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def validate(self, block: int | None = None) -> None:
         """Checks every rule of a draft graph on the host, and with `block` that each position rank lies inside a block.
@@ -178,7 +238,7 @@ class DraftGraph:
         Raises ValueError naming the node, what it has and what would be right.
         """
         self._check_static()
-        pairs, level, parent, weight = (np.asarray(getattr(self, name)) for name in LEAVES)
+        pairs, level, parent, weight, theta, hop, theta_weight = (np.asarray(getattr(self, name)) for name in LEAVES)
         seen: dict[Node, int] = {}
         for n, node in enumerate(pairs.tolist()):
             real = [(i, j) for i, j in node if (i, j) != (-1, -1)]
@@ -204,6 +264,14 @@ class DraftGraph:
             if not 0 <= weight[n] < np.inf:
                 raise ValueError(f"{name}: weight {weight[n]} must be a finite number of at least 0")
         self._check_edges(list(seen), level, parent)
+        for k, (odds, step, use) in enumerate(zip(theta.tolist(), hop.tolist(), theta_weight.tolist(), strict=True)):
+            name = f"confidence node {k} (theta {odds}, hop {step})"
+            if np.isnan(odds) or odds == np.inf or step not in (0, 1):
+                raise ValueError(f"{name}: theta must be a number below infinity, hop 0 or 1")
+            if not 0 <= use < np.inf:
+                raise ValueError(f"{name}: weight {use} must be a finite number of at least 0")
+            if k and not (hop[k - 1], -theta[k - 1]) < (step, -odds):
+                raise ValueError(f"{name} must differ from the one before it and reveal more: hops rise, thetas fall within a hop")
 
     def _check_edges(self, sets: list[Node], level: np.ndarray, parent: np.ndarray) -> None:
         cyclic = np.ones(len(sets), np.bool_)
@@ -219,40 +287,6 @@ class DraftGraph:
                 raise ValueError(f"{edge}: the parent's pairs must be a proper subset of the child's")
         for n in np.flatnonzero((level > 1) & ~parent.any(axis=1)).tolist():
             raise ValueError(f"node {n} {show(sets[n])} of level {level[n]} is unreachable: it must have a parent of level {level[n] - 1}")
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the graph as JSON, one node a line, under the names of its fields; the file is whole or not there."""
-        parts = {name: getattr(self, name) for name in ("max_drafts", "token_ranks")}
-        parts["made_for"] = asdict(self.made_for) if self.made_for else None
-        rows = {name: np.asarray(getattr(self, name)).astype(np.int32).tolist() for name in ("pairs", "parent")}
-        text = {name: "[" + ",".join(f"\n    {json.dumps(row)}" for row in rows[name]) + "\n  ]" for name in rows}
-        text["level"] = json.dumps(np.asarray(self.level).tolist())
-        text["weight"] = json.dumps([float(str(w)) for w in np.asarray(self.weight)])  # float32's own digits
-        text |= {name: json.dumps(value) for name, value in parts.items()}
-        body = ",\n".join(f'  "{entry.name}": {text[entry.name]}' for entry in fields(self))
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(f"{{\n{body}\n}}\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> Self:
-        """Reads and validates a saved graph. Raises ValueError naming the file and the field."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:  # covers text that is not UTF-8
-            raise ValueError(f"{path} must be a draft graph in JSON: {error}") from error
-        _same_names(f"{path}", data, [entry.name for entry in fields(cls)])
-        try:
-            if data["made_for"] is not None:
-                _same_names("made_for", data["made_for"], [entry.name for entry in fields(MadeFor)])
-                data["made_for"] = MadeFor(**data["made_for"])
-            return cls(**(data | {name: _leaf(name, data[name]) for name in LEAVES}))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
 
 def check_made_for(graph: DraftGraph, model_name: str, vocab: int, block: int, sub_block: int) -> None:
@@ -270,31 +304,7 @@ def show(node: Iterable[tuple[int, int]]) -> str:
     return "{" + ", ".join(f"({i},{j})" for i, j in sorted(node)) + "}"
 
 
-def _whole(name: str, value: Any, low: int) -> int:
+def whole(name: str, value: Any, low: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise ValueError(f"{name}={value!r} must be a whole number of at least {low}")
     return int(value)
-
-
-def _same_names(where: str, data: Any, names: list[str]) -> None:
-    if not isinstance(data, dict):
-        raise ValueError(f"{where} must be an object with the fields {names}, not a {type(data).__name__}")
-    if missing := [name for name in names if name not in data]:
-        raise ValueError(f"{where} lacks {missing}; the fields must be {names}")
-    if unknown := [name for name in data if name not in names]:
-        raise ValueError(f"{where} has unknown fields {unknown}; the fields must be {names}")
-
-
-def _leaf(name: str, value: Any) -> np.ndarray:
-    """A field of a file as an array; numbers that the field's dtype cannot hold are errors, not casts."""
-    dtype = np.dtype(LEAVES[name])
-    if value == [] and name in ("pairs", "parent"):
-        return np.zeros((0, 1, 2) if name == "pairs" else (0, 0), dtype)
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise ValueError(f"{name} must be a list of equally long rows") from None
-    kinds, low, high = {"i": ("iu", -(2**31), 2**31 - 1), "b": ("biu", 0, 1), "f": ("iuf", -3.4e38, 3.4e38)}[dtype.kind]
-    if array.size and (array.dtype.kind not in kinds or array.min() < low or array.max() > high):
-        raise ValueError(f"{name} must hold {dtype} numbers, got {array.dtype} in {str(value)[:80]}")
-    return array.astype(dtype)

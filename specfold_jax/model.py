@@ -36,6 +36,15 @@ class Branches(NamedTuple):
     causal: Bool[Array, " batch"]
     context: Int[Array, "batch branch"] | None = None
 
+    def starts(self) -> Int[Array, "batch branch"]:
+        """Absolute position of each branch's block."""
+        start = jnp.broadcast_to(self.start[:, None], self.valid.shape)
+        return start if self.context is None else start + jnp.where(self.context >= 0, self.tokens.shape[2], 0)
+
+    def drafts(self) -> Bool[Array, "batch branch"]:
+        """The valid draft branches: those that descend from another branch."""
+        return self.valid & (self.parent != jnp.arange(self.valid.shape[1], dtype=jnp.int32))
+
 
 class Checked(NamedTuple):
     """What a check computed.
@@ -51,9 +60,28 @@ class Checked(NamedTuple):
     folded: Bool[Array, "batch branch"]
 
 
+@jax.custom_vjp
+def lookup(table: Float[Array, "vocab dim"], tokens: Int[Array, "*rows"]) -> Float[Array, "*rows dim"]:
+    """table[tokens], with a gradient by matrix product: scattering many rows onto one (MASK's) would serialise."""
+    return table[tokens]
+
+
+def _lookup_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, int]]:
+    return table[tokens], (tokens, table.shape[0])
+
+
+def _lookup_backward(saved: tuple[Array, int], cotangent: Array) -> tuple[Array, None]:
+    tokens, vocab = saved
+    rows = tuple(range(tokens.ndim))
+    return lax.dot_general(jax.nn.one_hot(tokens, vocab, dtype=cotangent.dtype), cotangent, ((rows, rows), ((), ()))), None
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)
+
+
 def embed(params: Params, tokens: Int[Array, "*rows"]) -> Float[Array, "*rows dim"]:
     """Token embeddings."""
-    return params["embed"][tokens]
+    return lookup(params["embed"], tokens)
 
 
 def head_weight(params: Params) -> Float[Array, "vocab dim"]:
@@ -172,10 +200,7 @@ def check(
     tokens, capacity = branches.tokens, cache[0][0].shape[1]
     block = tokens.shape[2]
     within = jnp.arange(block, dtype=jnp.int32)
-    positions = branches.start[:, None, None] + within
-    if branches.context is not None:
-        positions = positions + jnp.where(branches.context >= 0, block, 0)[..., None]
-    positions = jnp.broadcast_to(positions, tokens.shape)
+    positions = branches.starts()[..., None] + within
     revealed = tokens != jnp.take_along_axis(tokens, branches.parent[..., None], axis=1)
     rows = Rows(branches.valid, branches.parent, revealed, fold, pack)
     seen = (jnp.arange(capacity) < prefix[:, None])[:, None, None]  # [batch, 1, 1, key]
@@ -204,7 +229,7 @@ def check(
         x = x + rows.inherit(update, second)
         kv.append((k, v))
         both = jnp.stack([first.computed, second.computed])  # [2, batch, branch, block]
-        counts.append(jnp.sum(both[:, :, 1:], axis=(2, 3), dtype=jnp.int32).T)
+        counts.append(jnp.sum(both & branches.drafts()[..., None], axis=(2, 3), dtype=jnp.int32).T)
         complete = complete & jnp.all(both, axis=(0, 3))
     hidden = rms_norm(x, params["norm"], model.norm_eps)
     return Checked(hidden, tuple(kv), jnp.stack(counts, axis=1), branches.valid & ~complete)

@@ -22,10 +22,25 @@ def rms_norm(x: Float[Array, "*rows dim"], weight: Float[Array, " dim"], eps: fl
     return (wide * scale).astype(x.dtype) * weight
 
 
+@jax.custom_vjp
 def linear(x: Float[Array, "*rows in"], weight: Float[Array, "out in"]) -> Float[Array, "*rows out"]:
-    """x @ weight.T, accumulated in fp32 and rounded to x's dtype."""
+    """x @ weight.T, accumulated in fp32 and rounded to x's dtype. Gradients multiply in that dtype too."""
     out = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     return out.astype(x.dtype)
+
+
+def _linear_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return linear(x, weight), (x, weight)
+
+
+def _linear_backward(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, weight = operands
+    rows = tuple(range(x.ndim - 1))
+    to_x = lax.dot_general(cotangent, weight, (((x.ndim - 1,), (0,)), ((), ())))
+    return to_x, lax.dot_general(cotangent, x, ((rows, rows), ((), ())))
+
+
+linear.defvjp(_linear_forward, _linear_backward)
 
 
 def rotate(

@@ -70,11 +70,14 @@ def train(
     state, seconds = _resume(config, loaded, out, init_state(config, model))
     if int(state.step) == config.steps:  # also how a compact checkpoint of a finished run becomes a model folder
         folder = out / "model"
-        return TrainResult(config.steps, "finished", latest(out) or out, folder if folder.exists() else write_model(out, state, config, loaded))
+        if not folder.exists():
+            write_model(out, state, config, loaded)
+        return TrainResult(config.steps, "finished", latest(out) or out, folder)
 
     packs, dropped = pack(loaded.samples, config.clean, config.noisy, config.block_size, model.mask_id)
     count = packs.tokens.shape[0]
-    console.print(f"{count} packs of {config.rows // config.packs} rows ({dropped} samples too long), {len(devices)} x {devices[0].device_kind}")
+    size = config.rows // config.packs
+    console.print(f"{count} packs of {size} rows ({dropped} samples too long), {len(devices)} x {devices[0].device_kind}")
     mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "data"))
     state, packs = jax.device_put(state, whole), jax.device_put(packs, whole)

@@ -27,9 +27,9 @@ from jaxtyping import Array, Bool, Int, UInt16
 class Samples(NamedTuple):
     """Token ids of all samples end to end (separator and stop token included), their lengths and where their answers start."""
 
-    tokens: UInt16[np.ndarray, "total"]
-    lengths: Int[np.ndarray, "samples"]
-    answer_starts: Int[np.ndarray, "samples"]
+    tokens: UInt16[np.ndarray, " total"]
+    lengths: Int[np.ndarray, " samples"]
+    answer_starts: Int[np.ndarray, " samples"]
 
 
 class Packs(NamedTuple):
@@ -39,12 +39,12 @@ class Packs(NamedTuple):
     `source`: the clean slot that a noisy slot copies. Offsets `first` <= o < `last` of a noisy slot are answer tokens (none where empty).
     """
 
-    tokens: Int[Array, "packs clean block"]
-    sample: Int[Array, "packs clean"]
-    number: Int[Array, "packs clean"]
-    source: Int[Array, "packs noisy"]
-    first: Int[Array, "packs noisy"]
-    last: Int[Array, "packs noisy"]
+    tokens: Int[Array | np.ndarray, "packs clean block"]
+    sample: Int[Array | np.ndarray, "packs clean"]
+    number: Int[Array | np.ndarray, "packs clean"]
+    source: Int[Array | np.ndarray, "packs noisy"]
+    first: Int[Array | np.ndarray, "packs noisy"]
+    last: Int[Array | np.ndarray, "packs noisy"]
 
 
 class Batch(NamedTuple):

@@ -6,6 +6,7 @@ import json
 import lzma
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,11 +63,9 @@ def prepare(out: Path, draws: int = 600_000, seed: int = 0, held_out: int = 2000
             writes.append(pool.submit(_write, out / f"samples-{index:03}.npz.xz", samples))
         for write in writes:
             write.result()
-    import reasoning_gym
-
     meta = {
         "task": "gsm_symbolic",
-        "reasoning_gym": getattr(reasoning_gym, "__version__", "unknown"),
+        "reasoning_gym": metadata.version("reasoning-gym"),
         "draws": draws,
         "seed": seed,
         "samples": len(problems),

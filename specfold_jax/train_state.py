@@ -17,6 +17,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from specfold_jax import checkpoint
+from specfold_jax.tokenizer import END, MASK, PAD
 from specfold_jax.train_data import TrainData
 from specfold_jax.train_step import State, TrainConfig
 
@@ -82,8 +83,9 @@ def load_state(folder: Path, like: State) -> tuple[State, dict[str, Any]]:
     wanted = _named(like)
     for name, leaf in wanted.items():
         if name in found:
-            if found[name].shape != leaf.shape or found[name].dtype != leaf.dtype:
-                raise ValueError(f"{folder}: {name} is {found[name].dtype}{list(found[name].shape)}, must be {leaf.dtype}{list(leaf.shape)}")
+            is_, must = (f"{x.dtype}{list(x.shape)}" for x in (found[name], leaf))
+            if is_ != must:
+                raise ValueError(f"{folder}: {name} is {is_}, must be {must}")
         elif not compact or name.startswith("params/"):
             raise ValueError(f"{folder}: {name} is missing")
     if compact:
@@ -125,18 +127,17 @@ def write_model(out: Path, state: State, config: TrainConfig, data: TrainData) -
 
 def special_ids(data: TrainData) -> tuple[int, int, int, int]:
     """Vocabulary size and the ids of mask, end and pad."""
-    tokenizer = data.tokenizer
-    return len(tokenizer), int(tokenizer.mask_token_id), int(tokenizer.eos_token_id), int(tokenizer.pad_token_id)
+    vocab = data.tokenizer.get_vocab()
+    return len(vocab), vocab[MASK], vocab[END], vocab[PAD]
 
 
 def model_card(out: Path, step: int, config: TrainConfig, data: TrainData) -> str:
     """README.md of the model folder. Accuracy comes from `evaluation.json` in the run's folder, where there is one."""
     curve, meta = read_curve(out), data.meta
-    epochs = curve[-1]["epochs"] if curve else 0.0
-    evaluation = out / "evaluation.json"
-    scores = json.loads(evaluation.read_text()) if evaluation.is_file() else {}
+    last = curve[-1] if curve else {"epochs": 0.0, "loss": float("nan"), "accuracy": float("nan"), "seconds": 0.0}
+    file = out / "evaluation.json"
+    scores = json.loads(file.read_text()) if file.is_file() else {}
     accuracy = "\n".join(f"- {name}: {value}" for name, value in scores.items()) or "- accuracy: not evaluated yet"
-    last = f"loss {curve[-1]['loss']:.4f}, masked accuracy {curve[-1]['accuracy']:.4f}, {curve[-1]['seconds']:.0f} s" if curve else "no record"
     return f"""---
 license: apache-2.0
 pipeline_tag: text-generation
@@ -148,11 +149,15 @@ Trained from scratch by `specfold train` to have a real model for tests, example
 reasoning-gym's `{meta["task"]}` with worked answers, and nothing else.
 
 - architecture: Fast-dLLM v2 (Qwen2.5 with QKV bias, tied embeddings): {config.layers} layers, width {config.dim}, {config.heads} heads,
-  {config.kv_heads} key-value head(s) of {config.head_dim}, feed-forward {config.hidden}, vocabulary {len(data.tokenizer)}; block {config.block_size}, shifted logits
-- data: {meta["samples"]} different problems from {meta["draws"]} draws (reasoning-gym {meta["reasoning_gym"]}, seed {meta["seed"]}), {meta["tokens"]} tokens
+  {config.kv_heads} key-value head(s) of {config.head_dim}, feed-forward {config.hidden}, vocabulary {len(data.tokenizer)};
+  block {config.block_size}, shifted logits
+- data: {meta["samples"]} different problems from {meta["draws"]} draws (reasoning-gym {meta["reasoning_gym"]}, seed {meta["seed"]}),
+  {meta["tokens"]} tokens
 - recipe: Fast-dLLM v2's (arXiv 2509.26328): complementary masks over the answer, a block's first token predicted from the committed
-  block before it; AdamW {config.rate:g}, cosine to {config.final_rate:g}, {config.warmup} warm-up steps, {config.rows} rows a step, {config.dtype}
-- training: {step} steps, about {epochs * meta["samples"]:,.0f} samples and {epochs * meta["tokens"]:,.0f} clean tokens; at the end {last}
+  block before it; AdamW {config.rate:g}, cosine to {config.final_rate:g} of it, {config.warmup} warm-up steps, {config.rows} rows a step,
+  {config.dtype}
+- training: {step} steps, about {last["epochs"] * meta["samples"]:,.0f} samples and {last["epochs"] * meta["tokens"]:,.0f} clean tokens,
+  {last["seconds"]:.0f} s; at the end loss {last["loss"]:.4f}, masked accuracy {last["accuracy"]:.4f}
 {accuracy}
 
 Prompts go through the chat template: the question, then `<|answer|>`. The answer ends with `#### number` and `<|end|>`.

@@ -142,27 +142,33 @@ def init_state(config: TrainConfig, model: ModelConfig) -> State:
 
 def rate(config: TrainConfig, step: Int[Array, ""], restart: Int[Array, ""]) -> Float[Array, ""]:
     """Learning rate of step `step` (0 is the first): warm-up and cosine, and another warm-up after moments were lost."""
-    cosine = optax.warmup_cosine_decay_schedule(0.0, config.rate, config.warmup, config.steps, config.final_rate * config.rate)
-    again = jnp.where(restart > 0, jnp.minimum((step + 1 - restart).astype(jnp.float32) / REWARM, 1), 1)
-    return jnp.asarray(cosine(step + 1), jnp.float32) * again
+    at = (step + 1).astype(jnp.float32)
+    progress = jnp.clip((at - config.warmup) / max(config.steps - config.warmup, 1), 0, 1)
+    cosine = config.final_rate + (1 - config.final_rate) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    again = jnp.where(restart > 0, (at - restart.astype(jnp.float32)) / REWARM, 1)
+    return jnp.asarray(config.rate, jnp.float32) * cosine * jnp.minimum(at / max(config.warmup, 1), 1) * jnp.minimum(again, 1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def product(spec: str, a: Array, b: Array) -> Array:
     """einsum with an fp32 result; its gradients multiply in the operands' dtype, as flash attention's do."""
+    return _product(spec, a, b)
+
+
+def _wide(spec: str, a: Array, b: Array) -> Array:
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
-def _product_forward(spec: str, a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
-    return product(spec, a, b), (a, b)
+def _forward(spec: str, a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _wide(spec, a, b), (a, b)
 
 
-def _product_backward(spec: str, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+def _backward(spec: str, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     _, pull = jax.vjp(partial(jnp.einsum, spec), *operands)
     return pull(cotangent.astype(operands[0].dtype))
 
 
-product.defvjp(_product_forward, _product_backward)
+_product = jax.custom_vjp(_wide, nondiff_argnums=(0,))
+_product.defvjp(_forward, _backward)
 
 
 def attend(
@@ -194,12 +200,15 @@ def attend(
     return (out / jnp.moveaxis(total, 1, 3)[..., None]).astype(v.dtype).reshape(packs, rows, heads, depth)
 
 
-def target_logits(params: Params, batch: Batch, model: ModelConfig, implementation: str = "xla", remat: bool = False) -> Float[Array, "packs targets vocab"]:
+def target_logits(
+    params: Params, batch: Batch, model: ModelConfig, implementation: str = "xla", remat: bool = False
+) -> Float[Array, "packs targets vocab"]:
     """fp32 logits of the targets' rows. `remat` recomputes the attention's weights in the backward pass instead of keeping them."""
     attention = partial(attend, implementation=implementation)
     attention = jax.checkpoint(attention) if remat else attention
     hidden = trunk(params, batch.tokens, batch.positions, model, lambda q, k, v: attention(q, k, v, batch.sees))
-    rows = jnp.take_along_axis(hidden, batch.rows[..., None], axis=1)
+    chosen = jax.nn.one_hot(batch.rows, hidden.shape[1], dtype=hidden.dtype)  # a product, as its gradient is faster than a scatter
+    rows = jnp.einsum("ptr,prd->ptd", chosen, hidden)
     return product("ptd,vd->ptv", rows, head_weight(params))
 
 
@@ -214,14 +223,17 @@ def loss(params: Params, batch: Batch, model: ModelConfig, config: TrainConfig) 
     return jnp.sum((jax.nn.logsumexp(out, axis=-1) - picked) * share), (jnp.sum(right.astype(jnp.float32) * share), count)
 
 
-def train_steps(state: State, data: Packs, indices: Int[Array, "steps packs"], model: ModelConfig, config: TrainConfig) -> tuple[State, Metrics]:
+def train_steps(
+    state: State, data: Packs, indices: Int[Array, "steps packs"], model: ModelConfig, config: TrainConfig
+) -> tuple[State, Metrics]:
     """One step for each row of `indices` (packs of `data`). The masks depend on the seed and the step's number alone."""
 
     def step(state: State, chosen: Array) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.step)
         batch = make_batch(jax.tree.map(lambda x: x[chosen], data), key, model.mask_id)
         (value, (accuracy, count)), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, model, config)
-        updates, moments = optimizer(config).update(grads, state.moments, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
+            updates, moments = optimizer(config).update(grads, state.moments, state.params)
         size = rate(config, state.step, state.restart)
         params = jax.tree.map(lambda p, u: p - size * u, state.params, updates)
         return State(params, moments, state.step + 1, state.restart), Metrics(value, accuracy, count)

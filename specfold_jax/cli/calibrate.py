@@ -1,0 +1,113 @@
+"""Choose a draft graph for a model: vanilla decoding is watched on a few dozen prompts, and the nodes that would have saved most of its
+forward passes are kept. Takes minutes; the graph serves Spiffy and SpecFold at the same block and sub-block size.
+
+Prompts come from --file, or are drawn from reasoning-gym's gsm_symbolic (training seeds), which the tiny model was trained on."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from specfold_jax.cli import flags
+from specfold_jax.cli.flags import UsageError
+
+USAGE = "[flags] --out FILE"
+EXAMPLES = """examples:
+  specfold calibrate --samples 64 --drafts 8 --out graph.json --png graph.png
+  specfold calibrate --model folder --file prompts.txt --threshold 1 --out graph.json
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("graph")
+    group.add_argument("--out", required=True, metavar="FILE", help="where the graph goes (JSON)")
+    group.add_argument("--png", metavar="FILE", help="also draw it")
+    group.add_argument("--force", action="store_true", help="overwrite existing files")
+    group.add_argument("--drafts", type=flags.at_least_one, default=8, metavar="N", help="nodes to choose (default 8)")
+    group.add_argument("--max_drafts", type=flags.at_least_one, metavar="N", help="nodes evaluated a check (default: all)")
+    group.add_argument(
+        "--objective", default="depth", choices=("depth", "paper"), help="expected accepted depth (default), or Spiffy's own"
+    )
+    group.add_argument("--name", help="the model's name to record (default: its folder's name); decoding checks it")
+    flags.add_prompts(parser, samples="use N generated problems (default 64 for tiny)")
+    flags.add_decode(parser)
+    flags.add_model(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.file and args.samples:
+        raise UsageError("--file and --samples do not go together")
+    for path in (args.out, args.png):
+        free_to_write(path, args.force)
+    import jax.numpy as jnp
+    from rich.console import Console
+
+    from specfold_jax.calibrate import calibrate
+    from specfold_jax.cli import setup as s
+    from specfold_jax.cli.tables import graph_nodes, graph_origin
+    from specfold_jax.generate import pad
+
+    note, out = Console(stderr=True), Console()
+    prompts = calibration_prompts(args)
+    setup = s.load_setup(args)
+    ids = setup.encode(prompts)
+    tokens, lengths = pad(ids)
+    with s.progress_bar(note, f"watching vanilla on {len(ids)} prompts, forward", None) as done:
+        graph = calibrate(
+            setup.params,
+            jnp.asarray(tokens),
+            jnp.asarray(lengths),
+            setup.model,
+            setup.decode,
+            drafts=args.drafts,
+            objective=args.objective,
+            max_drafts=args.max_drafts,
+            name=setup.name if args.name is None else args.name,
+            progress=done,
+        )
+    graph.save(args.out)
+    if args.png:
+        save_picture(graph, Path(args.png), args.force)
+    out.print(f"[bold]{args.out}[/]: {graph_origin(graph)}\n", highlight=False)
+    out.print(graph_nodes(graph))
+    depth = float(graph.weight.sum() + graph.theta_weight.sum())
+    out.print(f"\nexpected accepted depth with all nodes: {depth:.2f} forwards saved a check", highlight=False)
+    if len(graph.sets) < args.drafts:
+        out.print(f"the runs gave {len(graph.sets)} nodes, fewer than --drafts {args.drafts}: more prompts may give more", highlight=False)
+    return 0
+
+
+def calibration_prompts(args: argparse.Namespace) -> list[str]:
+    """The prompts of --file, or generated training problems."""
+    from specfold_jax import data
+
+    if args.file:
+        return data.read_prompts(Path(args.file))
+    if args.token_ids or (args.samples is None and args.model != "tiny"):
+        raise UsageError("calibration needs prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
+    count = args.samples or 64
+    problems = data.generate(2 * count)  # about one in seven repeats
+    return [problem.question for problem in problems[:count]]
+
+
+def free_to_write(path: str | None, force: bool) -> None:
+    """Raises ValueError if the file exists, unless forced, or cannot be made there."""
+    if path is None:
+        return
+    if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
+        raise ValueError(f"{path} must be a file in an existing folder")
+    if Path(path).exists() and not force:
+        raise ValueError(f"{path} exists already; --force overwrites it")
+
+
+def save_picture(graph: Any, path: Path, force: bool) -> None:
+    """Draws the graph; the file is whole or not there."""
+    from specfold_jax.draw import draw_graph
+
+    free_to_write(str(path), force)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        draw_graph(graph, partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,80 @@
+"""Flags that several commands share, and the rules between them. Light: no jax."""
+
+import argparse
+
+METHODS = ("vanilla", "spiffy", "specfold")
+
+
+class UsageError(Exception):
+    """Flags that do not go together; exit status 2."""
+
+
+def ids(text: str) -> tuple[int, ...]:
+    """Token ids separated by commas, or "none"."""
+    if text.strip() in ("", "none"):
+        return ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be token ids separated by commas, such as 2,11, or none") from None
+
+
+def at_least_one(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Which checkpoint, and in what precision."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", default="tiny", metavar="NAME", help='checkpoint folder, or "tiny", the model in this package (default)')
+    group.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: float32 on a CPU, else bfloat16")
+    group.add_argument("--mask_id", type=int, metavar="ID", help="mask token id, if the checkpoint's is not the family's")
+    group.add_argument("--stop_ids", type=ids, metavar="ID,ID", help="ids that end an answer, or none (default: the checkpoint's)")
+
+
+def add_prompts(parser: argparse.ArgumentParser, samples: str | None) -> None:
+    """Where prompts come from. `samples`: what `--samples N` draws, if the command has it."""
+    group = parser.add_argument_group("prompts")
+    group.add_argument("--file", metavar="FILE", help='.txt (one prompt a line) or .jsonl (objects with "prompt", "question" or "turns")')
+    if samples:
+        group.add_argument("--samples", type=at_least_one, metavar="N", help=samples)
+    group.add_argument("--raw", action="store_true", help="prompts as they are, without the chat template")
+    group.add_argument("--token_ids", action="store_true", help="prompts are token ids separated by spaces: for models without tokenizer")
+
+
+def add_decode(parser: argparse.ArgumentParser) -> None:
+    """The fields of DecodeConfig."""
+    group = parser.add_argument_group("decoding")
+    group.add_argument("--max_new_tokens", type=at_least_one, default=256, metavar="N", help="tokens an answer may have (default 256)")
+    group.add_argument("--threshold", type=float, default=0.9, metavar="P", help="reveal tokens above this probability (default 0.9)")
+    group.add_argument("--sub_block", type=at_least_one, metavar="N", help="positions finished before the next (default: the family's)")
+    group.add_argument("--block_size", type=at_least_one, metavar="N", help="positions denoised together (default: the model's)")
+    group.add_argument("--steps", type=at_least_one, metavar="N", help="reveal at least block_size / N tokens a step (default: one)")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default); above: sampling, reproducible")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampling noise (default 0)")
+    group.add_argument("--impl", default="auto", metavar="NAME", help="auto, or the implementation of the operations to insist on")
+
+
+def add_method(parser: argparse.ArgumentParser) -> None:
+    """The method, its draft graph and its fold. Flags left out are None, so that misplaced ones are noticed."""
+    group = parser.add_argument_group("method")
+    group.add_argument("--method", default="specfold", choices=METHODS, help="how to decode (default specfold)")
+    group.add_argument("--graph", metavar="FILE", help="draft graph for spiffy and specfold (default: the model folder's graph.json)")
+    group.add_argument("--drafts", type=at_least_one, metavar="N", help="evaluate at most N drafts a check, the heaviest (default: all)")
+    group.add_argument("--tau", type=float, metavar="X", help="specfold: fold positions whose relative residual is at most X (0.1)")
+    group.add_argument("--guard", type=float, metavar="X", help="specfold: log-odds margin a folded decision needs (0.5; inf: lossless)")
+    group.add_argument("--gates", type=int, choices=(1, 2), help="specfold: gates a layer (2)")
+    group.add_argument("--batch", type=at_least_one, default=8, metavar="N", help="prompts decoded together (default 8)")
+
+
+_OWNERS = {"graph": METHODS[1:], "drafts": METHODS[1:], "tau": METHODS[2:], "guard": METHODS[2:], "gates": METHODS[2:]}
+
+
+def check_method(args: argparse.Namespace, methods: tuple[str, ...]) -> None:
+    """Raises UsageError for a flag that none of the methods to be run reads."""
+    for name, owners in _OWNERS.items():
+        if getattr(args, name) is not None and not set(owners) & set(methods):
+            raise UsageError(f"--{name} belongs to --method {' or '.join(owners)}, not to {' or '.join(methods)}")

@@ -1,0 +1,127 @@
+"""From parsed flags to what a run needs: model, tokenizer, prompts, configurations, graph."""
+
+import argparse
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from specfold_jax.checkpoint import load, resolve_folder
+from specfold_jax.cli.flags import UsageError
+from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.data import read_prompts
+from specfold_jax.graph import DraftGraph, check_made_for
+from specfold_jax.tokens import decode_text, encode, load_tokenizer, parse_ids
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A loaded model and how to decode with it. `name` is the model's, as graphs record it."""
+
+    folder: Path
+    model: ModelConfig
+    params: Any
+    tokenizer: Any
+    decode: DecodeConfig
+    raw: bool
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    def encode(self, prompts: list[str]) -> list[list[int]]:
+        """Token ids of the prompts; without a tokenizer they are ids already."""
+        found = parse_ids(prompts) if self.tokenizer is None else encode(self.tokenizer, prompts, self.raw)
+        if empty := [index for index, row in enumerate(found) if not row]:
+            raise ValueError(f"prompt {empty[0]} is empty")
+        return found
+
+    def text(self, ids: list[int]) -> str:
+        """The text of generated ids."""
+        return decode_text(self.tokenizer, ids)
+
+    def show(self, token: int) -> str:
+        """One token, for the live view."""
+        return f"{token} " if self.tokenizer is None else str(self.tokenizer.decode([token]))
+
+
+def load_setup(args: argparse.Namespace) -> Setup:
+    """Loads the model and its tokenizer (none with --token_ids) and reads the decoding flags."""
+    decode = DecodeConfig(
+        max_new_tokens=args.max_new_tokens,
+        threshold=args.threshold,
+        sub_block=args.sub_block,
+        block_size=args.block_size,
+        steps=args.steps,
+        temperature=args.temperature,
+        seed=args.seed,
+        impl=args.impl,
+    )
+    folder = resolve_folder(args.model)
+    tokenizer = None if args.token_ids else load_tokenizer(folder)
+    model, params = load(folder, args.dtype, args.mask_id, args.stop_ids)
+    decode.window(model)
+    return Setup(folder, model, params, tokenizer, decode, args.raw)
+
+
+def load_graph(args: argparse.Namespace, setup: Setup) -> DraftGraph:
+    """The draft graph of --graph or of the model's folder, pruned to --drafts. Raises ValueError if it was made for something else."""
+    path = Path(args.graph) if args.graph else setup.folder / "graph.json"
+    if not path.is_file():
+        advice = f"make one: specfold calibrate --model {args.model} --out {path}"
+        raise ValueError(f"{path}: no such draft graph; " + ("name another" if args.graph else f"pass --graph FILE, or {advice}"))
+    graph = DraftGraph.load(path)
+    check_made_for(graph, setup.name, setup.model.vocab, setup.decode.block(setup.model), setup.decode.window(setup.model))
+    if args.drafts is None:
+        return graph
+    if args.drafts > graph.nodes:
+        raise ValueError(f"--drafts {args.drafts} must lie in 1..{graph.nodes}, the nodes of {path}")
+    return replace(graph, max_drafts=args.drafts)
+
+
+def fold_config(args: argparse.Namespace) -> FoldConfig:
+    """The fold of --tau, --guard and --gates."""
+    given = {name: getattr(args, name) for name in ("tau", "guard", "gates") if getattr(args, name) is not None}
+    return FoldConfig(**given)
+
+
+def prompts_from(args: argparse.Namespace) -> list[str] | None:
+    """The prompts of the positional argument, of --file, or of standard input where it is piped or "-"; None if there are none."""
+    words = getattr(args, "prompt", None)
+    if words is not None and args.file:
+        raise UsageError("a prompt and --file do not go together")
+    if args.file:
+        return read_prompts(Path(args.file))
+    if words not in (None, "-"):
+        return [words]
+    if words == "-" or (hasattr(args, "prompt") and _piped()):
+        found = [line for line in sys.stdin.read().splitlines() if line.strip()]
+        if words == "-" and not found:
+            raise ValueError("standard input holds no prompt; it must hold one a line")
+        return found or None
+    return None
+
+
+def _piped() -> bool:
+    """Whether standard input is a pipe or a file; a terminal or /dev/null is neither."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed or replaced
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+@contextmanager
+def progress_bar(console: Console, text: str, total: int | None) -> Iterator[Any]:
+    """A bar that goes away when it is done; yields a function that takes the number of things completed."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda done: progress.update(task, completed=done)

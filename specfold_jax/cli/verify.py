@@ -1,0 +1,137 @@
+"""Compare a method's tokens with vanilla decoding's on many prompts. Exit status 1 if any prompt differs, else 0.
+
+Prompts come from --file, or are held-out problems of reasoning-gym's gsm_symbolic (--samples), whose answers are scored as well.
+For each difference: the first generated position that differs, both tokens, and the margin: how far, in log-odds, the vanilla decision
+at which the two runs part was from going the other way (a margin near 0 is a tie that rounding may break either way)."""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from specfold_jax.cli import flags
+from specfold_jax.cli.flags import UsageError
+
+USAGE = "[flags]"
+EXAMPLES = """examples:
+  specfold verify --samples 200 --guard 0.5
+  specfold verify --samples 200 --guard inf            (lossless: no difference in float32)
+  specfold verify --model folder --file prompts.txt --method spiffy --dtype bfloat16 --json
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output, everything else on stderr")
+    parser.add_argument("--show", type=int, default=20, metavar="N", help="differences listed (default 20; --json has all)")
+    flags.add_prompts(parser, samples="N held-out problems (default 100 for tiny)")
+    flags.add_method(parser)
+    flags.add_decode(parser)
+    flags.add_model(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.method == "vanilla":
+        raise UsageError("--method vanilla is what the others are compared with: name spiffy or specfold")
+    if args.file and args.samples:
+        raise UsageError("--file and --samples do not go together")
+    flags.check_method(args, (args.method,))
+    from rich.console import Console
+
+    from specfold_jax import verify as v
+    from specfold_jax.cli import setup as s
+    from specfold_jax.generate import batches, run_all
+
+    note = Console(stderr=True)
+    prompts, problems = _prompts(args)
+    setup = s.load_setup(args)
+    ids, graph = setup.encode(prompts), s.load_graph(args, setup)
+    fold = s.fold_config(args) if args.method == "specfold" else None
+    runs = []
+    for method in ("vanilla", args.method):
+        with s.progress_bar(note, method, len(ids)) as done:
+            decode = partial(run_all, method, setup.params, ids, setup.model, setup.decode, graph, fold)
+            runs.append(decode(batch=args.batch, progress=done))
+    vanilla, other = runs
+    found = v.differences(other, vanilla)
+    if found:
+        with note.status(f"replaying {len(found)} prompts that differ"):
+            found = v.with_margins(found, setup.params, batches(ids, args.batch), setup.model, setup.decode, graph, fold)
+    _report(args, setup, runs, found, problems, note)
+    return 1 if found or vanilla.summary.refused or other.summary.refused else 0
+
+
+def _prompts(args: argparse.Namespace) -> tuple[list[str], list[Any] | None]:
+    """The prompts, and their problems where the answers are known."""
+    from specfold_jax import data
+
+    if args.file:
+        path = Path(args.file)
+        prompts = data.read_prompts(path)
+        try:
+            return prompts, data.read_problems(path) if path.suffix == ".jsonl" else None
+        except ValueError:  # prompts without answers
+            return prompts, None
+    if args.token_ids or (args.samples is None and args.model != "tiny"):
+        raise UsageError("no prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
+    problems = data.held_out(args.samples or 100, ())
+    return [problem.question for problem in problems], problems
+
+
+def _report(args: argparse.Namespace, setup: Any, runs: list[Any], found: list[Any], problems: Any, note: Any) -> None:
+    from rich.console import Console
+
+    from specfold_jax.cli import tables
+    from specfold_jax.verify import wilson
+
+    count, summaries = len(runs[0].prompt_lengths), [r.summary for r in runs]
+    equal = count - len(found)
+    low, high = wilson(equal, count)
+    right = _right(setup, runs, problems)
+    if args.json:
+        record = {"prompts": count, "equal": equal, "agreement": equal / count, "interval95": [low, high]}
+        record["differences"] = [d._asdict() for d in found]
+        for run, correct in zip(runs, right or [None, None], strict=True):
+            record[run.summary.method] = run.summary.record() | {"nfe_per_sample": run.summary.nfe / max(run.summary.rows, 1)}
+            record[run.summary.method]["accuracy"] = correct and correct / count
+        print(json.dumps(record), flush=True)
+    out = note if args.json else Console()
+    extra = [("forwards per sample", [f"{s.nfe / max(s.rows, 1):.2f}" for s in summaries])]
+    if right:
+        extra.append(("accuracy", [f"{n / count:.3f} ({n} of {count})" for n in right]))
+    out.print(tables.statistics(summaries, extra))
+    for summary in summaries:
+        for line in tables.refusals(summary):
+            note.print(line, style="red")
+    if found and args.show > 0:
+        out.print()
+        out.print(
+            _differences(setup, found[: args.show], tables.grid(f"Differences ({min(args.show, len(found))} of {len(found)})", "prompt"))
+        )
+    style = "green" if not found else "yellow"
+    text = f"{args.method} gave vanilla's tokens on [bold {style}]{equal} of {count}[/] prompts: {equal / count:.2%}"
+    out.print(f"\n{text} (95 % interval {low:.2%} to {high:.2%})", highlight=False)
+
+
+def _right(setup: Any, runs: list[Any], problems: Any) -> list[int] | None:
+    """How many answers of each run are right."""
+    from specfold_jax.data import is_correct
+
+    if problems is None:
+        return None
+    return [sum(is_correct(setup.text(run.generated(row)), problem) for row, problem in enumerate(problems)) for run in runs]
+
+
+def _differences(setup: Any, found: list[Any], table: Any) -> Any:
+    from rich.text import Text
+
+    for name, justify in (("position", "right"), ("vanilla", "left"), ("here", "left"), ("margin (log-odds)", "right")):
+        table.add_column(name, justify=justify, header_style="bold")
+
+    def token(value: int | None) -> Text:
+        return Text("(ended)" if value is None else f"{value}" if setup.tokenizer is None else f"{value} {setup.show(value)!r}")
+
+    for d in found:
+        margin = "-" if d.margin is None else f"{d.margin:.3g}"
+        table.add_row(str(d.prompt), str(d.position), token(d.vanilla_token), token(d.token), margin)
+    return table
