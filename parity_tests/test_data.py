@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from specfold_jax import data
-from specfold_jax.tokenizer import ANSWER, END, MASK, PAD, encode, load_tokenizer, train_tokenizer
+from specfold_jax.tokenizer import ANSWER, END, MASK, PAD, encode_plain, train_tokenizer
+from specfold_jax.tokens import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_tokenizer(tokenizer, problems):
     assert [tokenizer.convert_tokens_to_ids(t) for t in (PAD, ANSWER, END, MASK)] == [0, 1, 2, 3]
     assert len(tokenizer) == 600
     texts = [t for p in problems for t in (p.question, p.answer_text)] + ["€ 1,050 ÷ 3\n\t naïve 日本 \x00  ", "", " 007"]
-    for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
+    for text, ids in zip(texts, encode_plain(tokenizer, texts), strict=True):
         assert tokenizer.decode(ids) == text
     for i in range(len(tokenizer)):
         digits = sum(c.isdigit() for c in tokenizer.decode([i]))
@@ -120,7 +121,7 @@ def test_chat_template(tokenizer):
     question = "How many are 12 and 30?"
     message = [{"role": "user", "content": question}]
     ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
-    assert ids == [*encode(tokenizer, [question])[0], 1]
+    assert ids == [*encode_plain(tokenizer, [question])[0], 1]
     turns = [{"role": "user", "content": question}, {"role": "assistant", "content": "#### 42"}]
     assert tokenizer.apply_chat_template(turns, tokenize=False) == f"{question}{ANSWER}#### 42{END}"
 

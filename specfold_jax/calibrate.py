@@ -1,107 +1,26 @@
-"""Calibration: vanilla decoding is watched step by step, and the draft graph that would have saved most of its forwards is chosen.
+"""Calibration: choosing the draft graph that would have saved most of vanilla decoding's forwards.
 
-The recorded chains follow Spiffy (arXiv 2509.18085); the default objective, expected accepted depth, is this project's.
+Rank nodes and their "paper" objective are Spiffy's (arXiv 2509.18085); confidence nodes, their union with rank nodes under one budget,
+and the expected accepted depth as objective are this project's.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Int
 
-from specfold_jax import reveal, select
+from specfold_jax import select
 from specfold_jax.config import DecodeConfig, ModelConfig
-from specfold_jax.decode import decode_step
+from specfold_jax.cover import cover, patterns, uses
 from specfold_jax.graph import DraftGraph, MadeFor
 from specfold_jax.model import Params
-from specfold_jax.row import DENOISE
-from specfold_jax.select import Chain
-from specfold_jax.state import begin, unfinished
-from specfold_jax.validate import row_status, validate
+from specfold_jax.records import Records, accepted_depth, chains, hits, watch
 
-
-class Moment(NamedTuple):
-    """A state of vanilla decoding, on the host: one row's canvas, its block, and what was known about it before its own check."""
-
-    row: int
-    start: int
-    canvas: np.ndarray
-    tokens: np.ndarray
-    odds: np.ndarray
-    after: np.ndarray
-
-
-def moments(
-    params: Params,
-    prompts: Int[Array, "batch capacity"],
-    lengths: Int[Array, " batch"],
-    model: ModelConfig,
-    decode: DecodeConfig,
-    width: int,
-    token_ranks: int,
-) -> Iterator[list[Moment]]:
-    """Runs vanilla decoding and yields, forward by forward, the state of every row that denoises."""
-    validate(params, prompts, lengths, model, decode)
-    graph = DraftGraph.empty(width=width, token_ranks=min(token_ranks, model.vocab))
-    prompts, lengths = jnp.asarray(prompts, jnp.int32), jnp.asarray(lengths, jnp.int32)
-    state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, None))
-    step = jax.jit(decode_step)
-    while unfinished(state):
-        after = step(state, params, model, decode, graph)
-        row = state.row
-        host = jax.device_get((row.phase, row.start, row.canvas, state.known, after.row.canvas))
-        phase, start, canvas, known, canvas_after = host
-        yield [
-            Moment(row, int(start[row]), canvas[row], known.tokens[row], known.odds[row], canvas_after[row])
-            for row in np.flatnonzero(phase == DENOISE).tolist()
-        ]
-        state = after
-
-
-def _chain(run: list[Moment], mask_id: int, ranks: np.ndarray, position_ranks: int, token_ranks: int, levels: int) -> Chain:
-    """The chain of the first moment of `run` (consecutive moments of one block), with its positions' confidence ranks."""
-    first, chain, pairs = run[0], [], set()
-    canvas = first.canvas
-    for level, moment in enumerate(run[:levels]):
-        for position in np.flatnonzero((canvas == mask_id) & (moment.after != mask_id)).tolist():
-            order = first.tokens[min(level, len(first.tokens) - 1), position]
-            found = np.flatnonzero(order == moment.after[position])
-            if ranks[position] >= position_ranks or not found.size or found[0] >= token_ranks:
-                return tuple(chain)
-            pairs.add((int(ranks[position]), int(found[0])))
-        chain.append(frozenset(pairs))
-        canvas = moment.after
-    return tuple(chain)
-
-
-def record_chains(
-    params: Params,
-    prompts: Int[Array, "batch capacity"],
-    lengths: Int[Array, " batch"],
-    model: ModelConfig,
-    decode: DecodeConfig,
-    position_ranks: int = 8,
-    token_ranks: int = 4,
-    levels: int = 8,
-    progress: Callable[[int], None] | None = None,
-) -> list[Chain]:
-    """For each state of vanilla decoding with a known distribution: the sets of (position rank, token rank) revealed within its next
-    1, 2, .. `levels` steps, up to the first that lies outside the ranks. `progress` is called with the forwards made so far."""
-    runs: dict[tuple[int, int], list[Moment]] = {}
-    for forwards, batch in enumerate(moments(params, prompts, lengths, model, decode, levels, token_ranks), start=1):
-        for moment in batch:
-            runs.setdefault((moment.row, moment.start), []).append(moment)
-        if progress:
-            progress(forwards)
-    starts = [(run, i) for _, run in sorted(runs.items()) for i in range(len(run)) if np.isfinite(run[i].odds).any()]
-    if not starts:
-        return []
-    canvas, odds = (np.stack([getattr(run[i], name) for run, i in starts]) for name in ("canvas", "odds"))
-    candidate = reveal.candidates(jnp.asarray(canvas), model.mask_id, decode.window(model)) & (odds > -np.inf)
-    ranks = np.asarray(reveal.confidence_rank(jnp.asarray(odds), candidate))
-    return [_chain(run[i:], model.mask_id, ranks[n], position_ranks, token_ranks, levels) for n, (run, i) in enumerate(starts)]
+Source = Literal["ranks", "confidence", "union"]
+# Candidate log-odds, from well above the usual threshold of 2.2 (0.9) down to "all of them".
+THETAS = (6.0, 4.5, 3.5, 2.8, 2.2, 1.7, 1.2, 0.8, 0.4, 0.0, -0.5, -1.0, -2.0, -math.inf)
 
 
 def calibrate(
@@ -111,29 +30,97 @@ def calibrate(
     model: ModelConfig,
     decode: DecodeConfig,
     drafts: int = 8,
-    objective: Literal["depth", "paper"] = "depth",
-    max_drafts: int | None = None,
+    source: Source = "union",
+    objective: select.Objective = "depth",
+    run_on: bool = True,
+    reach: int | None = None,
     position_ranks: int = 8,
     token_ranks: int = 4,
     candidates: int = 60,
     name: str = "",
     progress: Callable[[int], None] | None = None,
 ) -> DraftGraph:
-    """Chooses a draft graph of `drafts` nodes from vanilla runs on `prompts` (tens of them suffice).
+    """Chooses a draft graph from vanilla runs on `prompts` (tens of them suffice), for at most `drafts` drafts a check.
 
-    `objective`: "depth" maximises the expected accepted depth, "paper" Spiffy's count of nodes and parents; both are solved exactly as
-    a small integer program. `max_drafts` keeps only so many nodes a check (the rest compete by weight). `name` is recorded as the model
-    the graph was made for. Raises ValueError for bad prompts, or when nothing revealed ranks within the limits.
+    `source`: rank nodes, confidence nodes, or both. `objective`: "depth" maximises the expected accepted depth; "paper" is Spiffy's
+    count of nodes and parents (rank nodes only). `run_on`: ranks go on into the next sub-blocks. `reach`: sub-blocks about which a
+    check keeps distributions (None: the whole block; fewer cost less head, and draft less far). `name` is recorded as the model the
+    graph was made for. Raises ValueError for bad prompts, or when nothing that was revealed could have been drafted.
     """
-    chains = record_chains(params, prompts, lengths, model, decode, position_ranks, token_ranks, progress=progress)
-    chosen = select.select(chains, drafts, objective, candidates)
-    made_for = MadeFor(
-        model=name,
-        vocab=model.vocab,
-        block=decode.block(model),
-        sub_block=decode.window(model),
-        threshold=decode.threshold,
-        temperature=decode.temperature,
-    )
-    kept = min(max_drafts, len(chosen.sets)) if max_drafts is not None else None
-    return DraftGraph.from_sets(chosen.sets, chosen.levels, chosen.weights, kept, token_ranks, made_for)
+    reach = decode.block(model) // decode.window(model) if reach is None else reach
+    records = watch(params, prompts, lengths, model, decode, token_ranks=token_ranks, reach=reach, progress=progress)
+    return choose(records, model, decode, drafts, source, objective, run_on, reach, position_ranks, token_ranks, candidates, name)
+
+
+def choose(
+    records: Records,
+    model: ModelConfig,
+    decode: DecodeConfig,
+    drafts: int,
+    source: Source = "union",
+    objective: select.Objective = "depth",
+    run_on: bool = True,
+    reach: int = 2,
+    position_ranks: int = 8,
+    token_ranks: int = 4,
+    candidates: int = 60,
+    name: str = "",
+) -> DraftGraph:
+    """As `calibrate`, from records."""
+    if source not in ("ranks", "confidence", "union"):
+        raise ValueError(f"{source=} must be 'ranks', 'confidence' or 'union'")
+    if drafts < 1:
+        raise ValueError(f"{drafts=} must be at least 1")
+    if objective == "paper" and source != "ranks":
+        raise ValueError(f"objective='paper' counts rank nodes, so it needs source='ranks', not {source!r}")
+    block, sub_block = decode.block(model), decode.window(model)
+    made_for = MadeFor(name, model.vocab, block, sub_block, decode.threshold, decode.temperature)
+
+    def graph(sets: Sequence, levels: Sequence, weights: Sequence | None, thetas: Sequence, theta_weights: Sequence | None) -> DraftGraph:
+        kept = min(drafts, len(sets) + len(thetas))
+        # A confidence node's tokens may be drawn some steps from now, which at T > 0 are other draws.
+        width = records.after.shape[1] if thetas and float(decode.temperature) else 1
+        made = {"run_on": run_on, "width": width, "reach": reach}
+        return DraftGraph.from_sets(sets, levels, weights, kept, token_ranks, made_for, thetas, theta_weights, **made)
+
+    chosen = select.Selection((), (), (), 0)
+    if source != "confidence":
+        found = chains(records, model.mask_id, sub_block, position_ranks, token_ranks, run_on)
+        if source == "ranks":
+            chosen = select.select(found, drafts, objective, max(candidates, drafts))
+            return graph(chosen.sets, chosen.levels, chosen.weights, (), None)
+        if any(found):
+            chosen = select.most_visited(found, candidates)
+    thetas = [(theta, hop) for hop in range(min(reach, block // sub_block)) for theta in THETAS]
+    pool = graph(chosen.sets, chosen.levels, None, thetas, None)
+    best = _best_cover(records, pool, model.mask_id, sub_block, drafts, graph)
+    if best is None:
+        raise ValueError("nothing that was revealed could have been drafted; calibrate on more prompts")
+    return best
+
+
+def _best_cover(
+    records: Records, pool: DraftGraph, mask_id: int, sub_block: int, drafts: int, graph: Callable[..., DraftGraph]
+) -> DraftGraph | None:
+    """Graphs of `drafts` nodes and more, of which a check keeps the heaviest `drafts` that differ: the one that accepts most."""
+    sets, count = pool.sets, pool.nodes
+    every = replace(pool, max_drafts=count)
+    rows = patterns(hits(records, every, mask_id, sub_block, merge=False))
+    parents = [None if pool.level[n] == 1 else pool.parent[n].nonzero()[0].tolist() for n in range(len(sets))]
+    best, best_depth = None, 0.0
+    for size in sorted({drafts, min(drafts + 2, count), min(drafts + 4, count), min(2 * drafts, count)}):
+        chosen = cover(rows, count, size, [*parents, *[None] * len(pool.theta)])
+        weight = uses(rows, chosen, count)
+        ranked = [n for n in sorted(chosen) if n < len(sets)]
+        thetas = [n - len(sets) for n in sorted(chosen) if n >= len(sets)]
+        candidate = graph(
+            [sets[n] for n in ranked],
+            [int(pool.level[n]) for n in ranked],
+            weight[ranked],
+            [(float(pool.theta[k]), int(pool.hop[k])) for k in thetas],
+            weight[[k + len(sets) for k in thetas]],
+        )
+        reached = accepted_depth(records, candidate, mask_id, sub_block)
+        if reached > best_depth:
+            best, best_depth = candidate, reached
+    return best

@@ -19,7 +19,7 @@ def _static(**kwargs: Any) -> Any:
     return field(metadata={"static": True}, **kwargs)
 
 
-def _register(cls: type) -> type:
+def _register[T: type](cls: T) -> T:
     fields = cls.__dataclass_fields__.values()
     static = [f.name for f in fields if f.metadata.get("static")]
     return jax.tree_util.register_dataclass(cls, [f.name for f in fields if f.name not in static], static)

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def _unique(problems: Iterable[Problem], seen: set[str]) -> Iterator[Problem]:
         if problem.question not in seen:
             seen.add(problem.question)
             yield problem
+
+
+def packaged_problems() -> list[Problem]:
+    """The problems shipped beside the tiny model: 2000 whose questions it was not trained on."""
+    return read_problems(Path(str(resources.files("specfold_jax"))) / "assets" / "tiny" / "held_out.jsonl")
 
 
 def write_problems(path: Path, problems: Iterable[Problem]) -> None:

@@ -29,7 +29,7 @@ def decode_step(
     row, stats = state.row, state.stats
     branches = lay_out(state, graph, model, decode, fold)
     checked = check(params, branches, state.cache, row.start, model, fold, decode.pack)
-    seen = Distributions(params, branches, checked, row, model, decode, graph.token_ranks)
+    seen = Distributions(params, branches, checked, row, model, decode, graph)
     chain = accept(row, branches, checked.folded, seen, model, decode, fold)
 
     kept = jnp.maximum(chain.commit, 0)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Int
 from specfold_jax import reveal
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.draft import Known
+from specfold_jax.graph import DraftGraph
 from specfold_jax.model import Branches, Checked, Params, logits
 from specfold_jax.reveal import Ranked
 from specfold_jax.row import Row
@@ -17,9 +18,9 @@ from specfold_jax.state import pick
 class Distributions:
     """What a check says about its branches, evaluated for the rows that can matter (and no others).
 
-    Of each branch: the rows that predict its active and the following sub-block, and the last row for families whose block starts with
-    a drawn token. At T = 0 all are ranked at once; at T > 0 a branch is ranked when the vanilla step it stands for is known, because
-    the noise depends on that step.
+    Of each branch: the rows that predict its active sub-block and those after it within the graph's reach, and the last row for
+    families whose block starts with a drawn token. At T = 0 all are ranked at once; at T > 0 a branch is ranked when the vanilla step
+    it stands for is known, because the noise depends on that step.
     """
 
     def __init__(
@@ -30,10 +31,10 @@ class Distributions:
         row: Row,
         model: ModelConfig,
         decode: DecodeConfig,
-        ranks: int,
+        graph: DraftGraph,
     ):
-        block, sub_block = branches.tokens.shape[2], decode.window(model)
-        self.block, self.width = block, min(block, 2 * sub_block)
+        block, sub_block, ranks = branches.tokens.shape[2], decode.window(model), graph.token_ranks
+        self.block, self.width = block, min(block, graph.reach * sub_block)
         self.first = jnp.minimum(reveal.active_window(branches.tokens, model.mask_id, sub_block), block - self.width)
         offsets = jnp.arange(self.width, dtype=jnp.int32)
         rows = jnp.maximum(self.first[..., None] + offsets - int(model.shift), 0)

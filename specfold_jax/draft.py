@@ -54,25 +54,29 @@ def draw_steps(graph: DraftGraph) -> Int[Array, "ranked width"]:
     return jnp.clip(first - 1, 0, graph.width - 1)
 
 
-def _hops(canvas: Int[Array, "batch block"], known: Known, mask_id: int, sub_block: int) -> tuple[Array, Array]:
-    """The masked positions with a known distribution in the active sub-block, and in the one after it."""
+def distances(canvas: Int[Array, "batch block"], known: Known, mask_id: int, sub_block: int) -> Int[Array, "batch block"]:
+    """Sub-blocks from the active one to each masked position with a known distribution; `block` for all other positions."""
     position = jnp.arange(canvas.shape[1], dtype=jnp.int32)
-    start = active_window(canvas, mask_id, sub_block)[:, None]
-    masked = (canvas == mask_id) & (known.odds > -jnp.inf)
-    here, after = (masked & (position >= s) & (position < s + sub_block) for s in (start, start + sub_block))
-    return here, after
+    ahead = (position - active_window(canvas, mask_id, sub_block)[:, None]) // sub_block
+    return jnp.where((canvas == mask_id) & (known.odds > -jnp.inf), ahead, canvas.shape[1])
+
+
+def rank_positions(distance: Int[Array, "batch block"], known: Known, run_on: bool) -> Int[Array, "batch block"]:
+    """Position ranks by log-odds: the active sub-block's, then, if they run on, those of each next one; `block` where there is none."""
+    ranks, before = jnp.full_like(distance, distance.shape[1]), jnp.zeros_like(distance[:, :1])
+    for ahead in range(distance.shape[1] if run_on else 1):
+        here = distance == ahead
+        ranks = jnp.where(here, before + confidence_rank(known.odds, here), ranks)
+        before = before + jnp.sum(here, axis=1, keepdims=True, dtype=jnp.int32)
+    return ranks
 
 
 def rank_drafts(canvas: Int[Array, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
-    """The rank nodes on a canvas. Position ranks count the masked positions of the active sub-block by log-odds, then, if the graph
-    runs on, those of the next one; a node is valid when all its ranks exist."""
-    here, after = _hops(canvas, known, mask_id, sub_block)
-    by_odds = confidence_rank(known.odds, here)
-    if graph.run_on:
-        by_odds = jnp.where(after, jnp.sum(here, axis=1, keepdims=True, dtype=jnp.int32) + confidence_rank(known.odds, after), by_odds)
+    """The rank nodes on a canvas; a node is valid when all its ranks exist."""
+    by_odds = rank_positions(distances(canvas, known, mask_id, sub_block), known, graph.run_on)
     position_rank, token_rank = jnp.asarray(graph.pairs)[..., 0], jnp.asarray(graph.pairs)[..., 1]  # [ranked, width]
     used = position_rank >= 0
-    at = (by_odds[:, None, None] == jnp.where(used, position_rank, -1)[..., None]) & (here | (after & graph.run_on))[:, None, None]
+    at = by_odds[:, None, None] == jnp.where(used, jnp.minimum(position_rank, canvas.shape[1] - 1), -1)[..., None]
     feasible = jnp.all(jnp.any(at, axis=-1) | ~used, axis=-1) & jnp.any(used, axis=-1)
     drawn = known.tokens[:, draw_steps(graph), :, jnp.maximum(token_rank, 0)]  # [ranked, width, batch, block]
     token = jnp.max(jnp.where(at, jnp.moveaxis(drawn, 2, 0), -1), axis=2)  # [batch, ranked, block]
@@ -82,18 +86,19 @@ def rank_drafts(canvas: Int[Array, "batch block"], known: Known, graph: DraftGra
 
 def confidence_drafts(canvas: Int[Array, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
     """The confidence nodes on a canvas: nested sets, from the most confident positions to all of the sub-block and beyond it."""
-    here, after = _hops(canvas, known, mask_id, sub_block)
+    distance = distances(canvas, known, mask_id, sub_block)
+    here = distance == 0
     best = confidence_rank(known.odds, here) == 0
-    theta, beyond = jnp.asarray(graph.theta)[:, None], (jnp.asarray(graph.hop) > 0)[:, None]
-    exceeds = known.odds[:, None] > theta
-    reveal = jnp.where(beyond, here[:, None] | (after[:, None] & exceeds), here[:, None] & (exceeds | best[:, None]))  # [b, thetas, block]
+    theta, hop = jnp.asarray(graph.theta)[:, None], jnp.asarray(graph.hop)[:, None]
+    at_hop = (distance[:, None] == hop) & ((known.odds[:, None] > theta) | best[:, None])  # [batch, thetas, block]
+    reveal = (distance[:, None] < hop) | at_hop
     grows = jnp.any(reveal[:, 1:] != reveal[:, :-1], axis=-1)
     level = jnp.cumsum(jnp.pad(grows, ((0, 0), (1, 0))), axis=1, dtype=jnp.int32)  # equal sets share a level
     # A token is drawn at the step of the first, smallest set that holds its position.
     first = jnp.min(jnp.where(reveal, level[..., None], graph.width), axis=1)
     step = jnp.minimum(first, graph.width - 1)
     token = jnp.take_along_axis(known.tokens[..., 0], step[:, None], axis=1)  # [batch, 1, block]
-    feasible = jnp.any(here, axis=1, keepdims=True) & (~beyond[:, 0] | jnp.any(reveal & after[:, None], axis=-1))
+    feasible = jnp.any(here, axis=1, keepdims=True) & jnp.any(at_hop, axis=-1)
     weight = jnp.broadcast_to(jnp.asarray(graph.theta_weight), feasible.shape)
     return Drafts(jnp.where(reveal, token, canvas[:, None]), feasible, weight)
 
@@ -108,14 +113,19 @@ def distinct(drafts: Drafts) -> Drafts:
     )
 
 
-def propose(canvas: Int[Array, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
-    """All different drafts of the graph's nodes on a canvas, the `max_drafts` heaviest of them, heaviest first."""
+def every_draft(canvas: Int[Array, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
+    """The drafts of all nodes: rank nodes, then confidence nodes."""
     sources = []
     if graph.pairs.shape[0]:
         sources.append(rank_drafts(canvas, known, graph, mask_id, sub_block))
     if graph.theta.shape[0]:
         sources.append(confidence_drafts(canvas, known, graph, mask_id, sub_block))
-    every = distinct(Drafts(*(jnp.concatenate(parts, axis=1) for parts in zip(*sources, strict=True))))
+    return Drafts(*(jnp.concatenate(parts, axis=1) for parts in zip(*sources, strict=True)))
+
+
+def propose(canvas: Int[Array, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
+    """The different drafts of the graph's nodes on a canvas, the `max_drafts` heaviest of them, heaviest first."""
+    every = distinct(every_draft(canvas, known, graph, mask_id, sub_block))
     return every.take(lax.top_k(jnp.where(every.valid, every.weight, -1), graph.max_drafts)[1])
 
 

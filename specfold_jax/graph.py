@@ -2,7 +2,7 @@
 
 A rank node is a set of (position rank, token rank) pairs to reveal on top of the current canvas; an edge leads from a node to a superset
 one recorded step further. A confidence node (this project's) reveals every masked position of the active sub-block whose log-odds exceed
-theta, and the best one always; with hop 1 all of the active sub-block, and those positions of the next one.
+theta, and the best one always; with hop h all of the active sub-block and the h - 1 after it, and those positions of the h-th.
 Nodes hold ranks and log-odds, not tokens, so one calibrated graph serves every step. Its numbers are leaves: another graph of the same
 size never recompiles a jitted decode.
 """
@@ -74,9 +74,10 @@ class DraftGraph:
     """A draft graph; `from_sets` puts the nodes in the order (number of pairs, pairs).
 
     `pairs`: (position rank, token rank), -1 padding at the end. `level`: recorded steps from the root, at least 1.
-    `parent[c, p]`: p is a parent of c. `weight`: expected use, for pruning. `theta` (log-odds), `hop` (0 or 1), `theta_weight`: the
+    `parent[c, p]`: p is a parent of c. `weight`: expected use, for pruning. `theta` (log-odds), `hop` (sub-blocks), `theta_weight`: the
     confidence nodes, from the smallest set to the largest. `max_drafts`: nodes of both kinds kept per check. `run_on`: position ranks
-    go on into the next sub-block after the last masked position of the active one.
+    go on into the next sub-blocks after the last masked position of the active one. `reach`: sub-blocks, from a canvas' active one
+    on, whose distributions are evaluated and kept for drafting.
     `token_ranks`: best tokens a position that the decoder has to keep, above every token rank in `pairs`.
     `made_for`: what the graph was calibrated on; None inside a traced function, which is shared by graphs of one size.
     """
@@ -91,18 +92,20 @@ class DraftGraph:
     max_drafts: int
     token_ranks: int = 4
     run_on: bool = False
+    reach: int = 2
     made_for: MadeFor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_drafts", whole("max_drafts", self.max_drafts, 0))
         object.__setattr__(self, "token_ranks", whole("token_ranks", self.token_ranks, 1))
+        object.__setattr__(self, "reach", whole("reach", self.reach, 1))
         self._check_static()
         if all(concrete(getattr(self, name)) is not None for name in LEAVES):
             self.validate()
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         keyed = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in LEAVES]
-        return keyed, (self.max_drafts, self.token_ranks, self.run_on, _Uncompared(self.made_for))
+        return keyed, (self.max_drafts, self.token_ranks, self.run_on, self.reach, _Uncompared(self.made_for))
 
     @classmethod
     def tree_unflatten(cls, aux: Any, leaves: Iterable[Any]) -> Self:
@@ -110,7 +113,7 @@ class DraftGraph:
         graph, values = object.__new__(cls), tuple(leaves)
         # A trace serves many graphs, so it must not carry the first one's origin into its results.
         traced = any(isinstance(value, Tracer) for value in values)
-        rest = (*aux[:3], None if traced else aux[3].value)
+        rest = (*aux[:4], None if traced else aux[4].value)
         for entry, value in zip(fields(cls), values + rest, strict=True):
             object.__setattr__(graph, entry.name, value)
         return graph
@@ -131,11 +134,11 @@ class DraftGraph:
         return tuple(frozenset((int(i), int(j)) for i, j in node if i >= 0) for node in np.asarray(self.pairs))
 
     @classmethod
-    def empty(cls, width: int = 1, token_ranks: int = 4) -> Self:
+    def empty(cls, width: int = 1, token_ranks: int = 4, reach: int = 1) -> Self:
         """No drafts: decoding with it is vanilla. Calibration reads the distributions kept for `width` steps ahead; 0 keeps none."""
         shapes = {"pairs": (0, whole("width", width, 0), 2), "parent": (0, 0)}
         leaves = {name: np.zeros(shapes.get(name, 0), dtype) for name, dtype in LEAVES.items()}
-        return cls(**leaves, max_drafts=0, token_ranks=token_ranks)
+        return cls(**leaves, max_drafts=0, token_ranks=token_ranks, reach=reach)
 
     @classmethod
     def from_sets(
@@ -150,6 +153,7 @@ class DraftGraph:
         theta_weights: Sequence[float] | None = None,
         run_on: bool = False,
         width: int = 1,
+        reach: int = 2,
     ) -> Self:
         """The graph of `sets`, each with every parent there is: all proper subsets exactly one level lower.
 
@@ -186,6 +190,7 @@ class DraftGraph:
             max_drafts=len(sets) + len(thetas) if max_drafts is None else max_drafts,
             token_ranks=4 if token_ranks is None else token_ranks,
             run_on=run_on,
+            reach=reach,
             made_for=made_for,
         )
 
@@ -215,7 +220,7 @@ class DraftGraph:
     def save(self, path: str | os.PathLike) -> None:
         """Writes the graph as JSON; the file is whole or not there."""
         arrays = {name: np.asarray(getattr(self, name)) for name in LEAVES}
-        values = {name: getattr(self, name) for name in ("max_drafts", "token_ranks", "run_on")}
+        values = {name: getattr(self, name) for name in ("max_drafts", "token_ranks", "run_on", "reach")}
         graph_json.save(path, arrays, values | {"made_for": asdict(self.made_for) if self.made_for else None})
 
     @classmethod
@@ -266,8 +271,8 @@ class DraftGraph:
         self._check_edges(list(seen), level, parent)
         for k, (odds, step, use) in enumerate(zip(theta.tolist(), hop.tolist(), theta_weight.tolist(), strict=True)):
             name = f"confidence node {k} (theta {odds}, hop {step})"
-            if np.isnan(odds) or odds == np.inf or step not in (0, 1):
-                raise ValueError(f"{name}: theta must be a number below infinity, hop 0 or 1")
+            if np.isnan(odds) or odds == np.inf or not 0 <= step < self.reach:
+                raise ValueError(f"{name}: theta must be a number below infinity, hop at least 0 and below reach={self.reach}")
             if not 0 <= use < np.inf:
                 raise ValueError(f"{name}: weight {use} must be a finite number of at least 0")
             if k and not (hop[k - 1], -theta[k - 1]) < (step, -odds):

@@ -133,7 +133,7 @@ def _with(frame: Frame, decoded: Decoded) -> Frame:
 def render(frame: Frame, show: Callable[[int], str], title: str = "", rows: int = 0) -> RenderableType:
     """A frame as rich renderables. `show` gives a token's text; `rows` keeps room for so many drafts, so that the view stands still."""
     text, prompt = Text(), "".join(show(int(t)) for t in frame.tokens[: frame.prompt_length])
-    text.append(prompt if len(prompt) <= _PROMPT_TAIL else "… " + prompt[-_PROMPT_TAIL:], style="dim")
+    text.append(prompt if len(prompt) <= _PROMPT_TAIL else "… " + prompt[-_PROMPT_TAIL:], style="dim").append("\n")
     for token, hidden, fresh in list(zip(frame.tokens, frame.hidden, frame.fresh, strict=True))[frame.prompt_length :]:
         text.append(MASK_DOT if hidden else show(int(token)), style="yellow" if hidden else "bold black on green" if fresh else "")
     generated = int((~frame.hidden[frame.prompt_length :]).sum())

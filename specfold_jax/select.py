@@ -97,6 +97,12 @@ def greedy(chains: Sequence[Chain], drafts: int, objective: Objective = "depth",
     return _selection(problem, chosen, chains)
 
 
+def most_visited(chains: Sequence[Chain], candidates: int = 60) -> Selection:
+    """The candidates themselves, most visited first, before any choice among them."""
+    problem = _problem(chains, 1, "depth", candidates)
+    return _selection(problem, set(range(len(problem.nodes))), chains)
+
+
 def expected_depth(chains: Sequence[Chain], sets: Sequence[Node]) -> float:
     """Mean length of the longest prefix of a chain whose sets are all in `sets`: accepted drafts a check, before pruning."""
     if not chains:

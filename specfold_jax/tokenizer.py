@@ -1,7 +1,6 @@
 """The tiny model's tokenizer: byte-level BPE in which a digit is always a token of its own, saved as a transformers folder."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -49,13 +48,6 @@ def train_tokenizer(texts: Iterable[str], vocab: int = VOCAB) -> PreTrainedToken
     return fast
 
 
-def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Loads a folder written by `save_pretrained`. Raises ValueError if it holds no tokenizer.json."""
-    if not (path / "tokenizer.json").is_file():
-        raise ValueError(f"{path} must be a tokenizer folder: it holds no tokenizer.json")
-    return PreTrainedTokenizerFast.from_pretrained(path)
-
-
-def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+def encode_plain(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, on all cores. The texts are plain: whoever passes special tokens' names gets their ids."""
     return [e.ids for e in tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]

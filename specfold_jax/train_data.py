@@ -14,7 +14,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from specfold_jax import data
-from specfold_jax.tokenizer import ANSWER, END, VOCAB, encode, load_tokenizer, train_tokenizer
+from specfold_jax.tokenizer import ANSWER, END, VOCAB, encode_plain, train_tokenizer
+from specfold_jax.tokens import load_tokenizer
 from specfold_jax.train_batches import Samples
 
 _SAMPLES_A_FILE = 200_000  # under 7 MB a file: 29 bytes a sample
@@ -32,8 +33,8 @@ class TrainData(NamedTuple):
 
 def to_samples(problems: Sequence[data.Problem], tokenizer: PreTrainedTokenizerFast) -> Samples:
     """Question, separator, worked answer, stop token; the answer starts after the separator."""
-    questions = encode(tokenizer, [p.question + ANSWER for p in problems])
-    answers = encode(tokenizer, [p.answer_text + END for p in problems])
+    questions = encode_plain(tokenizer, [p.question + ANSWER for p in problems])
+    answers = encode_plain(tokenizer, [p.answer_text + END for p in problems])
     starts = np.array([len(q) for q in questions], np.int32)
     lengths = starts + np.array([len(a) for a in answers], np.int32)
     tokens = np.fromiter((i for pair in zip(questions, answers, strict=True) for ids in pair for i in ids), np.uint16, int(lengths.sum()))

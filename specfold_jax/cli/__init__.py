@@ -47,8 +47,10 @@ class _Parser(argparse_flags.ArgumentParser):
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     about = "Block-diffusion language models in JAX, decoded plainly or with lossless and folded speculation."
-    parser = _Parser(prog="specfold", description=about, epilog=_EXAMPLES, formatter_class=_Formatter, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    parser = _Parser(
+        prog="specfold", usage="specfold COMMAND ...", description=about, epilog=_EXAMPLES, formatter_class=_Formatter, allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND ...", title="commands")
     named = next((word for word in argv[1:] if word in COMMANDS), None)
     for name, text in COMMANDS.items():
         module: Any = importlib.import_module(f"specfold_jax.cli.{name}") if name == named else None

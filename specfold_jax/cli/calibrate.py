@@ -1,7 +1,7 @@
 """Choose a draft graph for a model: vanilla decoding is watched on a few dozen prompts, and the nodes that would have saved most of its
 forward passes are kept. Takes minutes; the graph serves Spiffy and SpecFold at the same block and sub-block size.
 
-Prompts come from --file, or are drawn from reasoning-gym's gsm_symbolic (training seeds), which the tiny model was trained on."""
+Prompts come from --file, or from the end of the problems shipped beside the tiny model (verify takes them from the front)."""
 
 import argparse
 import os
@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--objective", default="depth", choices=("depth", "paper"), help="expected accepted depth (default), or Spiffy's own"
     )
     group.add_argument("--name", help="the model's name to record (default: its folder's name); decoding checks it")
-    flags.add_prompts(parser, samples="use N generated problems (default 64 for tiny)")
+    flags.add_prompts(parser, samples="use N packaged problems (default 64 for tiny)")
     flags.add_decode(parser)
     flags.add_model(parser)
 
@@ -78,16 +78,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def calibration_prompts(args: argparse.Namespace) -> list[str]:
-    """The prompts of --file, or generated training problems."""
+    """The prompts of --file, or the last of the packaged problems."""
     from specfold_jax import data
 
     if args.file:
         return data.read_prompts(Path(args.file))
     if args.token_ids or (args.samples is None and args.model != "tiny"):
         raise UsageError("calibration needs prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
-    count = args.samples or 64
-    problems = data.generate(2 * count)  # about one in seven repeats
-    return [problem.question for problem in problems[:count]]
+    # From the end: `verify` takes the problems from the front.
+    return [problem.question for problem in data.packaged_problems()[-(args.samples or 64) :]]
 
 
 def free_to_write(path: str | None, force: bool) -> None:

@@ -74,7 +74,10 @@ def _prompts(args: argparse.Namespace) -> tuple[list[str], list[Any] | None]:
             return prompts, None
     if args.token_ids or (args.samples is None and args.model != "tiny"):
         raise UsageError("no prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
-    problems = data.held_out(args.samples or 100, ())
+    problems = data.packaged_problems()
+    if (args.samples or 0) > len(problems):
+        raise ValueError(f"--samples {args.samples} must be at most {len(problems)}, the held-out problems in this package")
+    problems = problems[: args.samples or 100]
     return [problem.question for problem in problems], problems
 
 
