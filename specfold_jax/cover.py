@@ -40,13 +40,13 @@ def depth(rows: Counter[Pattern], chosen: frozenset[int]) -> int:
 
 
 def uses(rows: Counter[Pattern], chosen: frozenset[int], count: int) -> np.ndarray:
-    """float [count]: share of the records in which each chosen node covers a counted level (shared where several do)."""
+    """float [count]: share of the records in which each chosen node covers a counted level."""
     use = np.zeros(count)
     for row, times in rows.items():
         for nodes in row:
             if not (inside := nodes & chosen):
                 break
-            use[list(inside)] += times / len(inside)
+            use[list(inside)] += times
     return use / max(rows.total(), 1)
 
 

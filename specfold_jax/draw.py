@@ -23,11 +23,18 @@ ROOT_WIDTH, ROOT_HEIGHT = 0.95, 0.5
 
 def draw_graph(graph: DraftGraph, path: str | os.PathLike) -> None:
     """Writes a PNG: levels from left to right, a box a node with its pairs and expected use, darker the more it is used."""
-    labels = [_label(node) for node in graph.sets]
-    weight, parent = np.asarray(graph.weight), np.asarray(graph.parent)
+    ranked, hop = len(graph.sets), np.asarray(graph.hop)
+    labels = [_label(node) for node in graph.sets] + [_odds_label(*pair) for pair in zip(np.asarray(graph.theta), hop, strict=True)]
+    weight = np.concatenate([np.asarray(graph.weight), np.asarray(graph.theta_weight)])
+    parents = [np.flatnonzero(row).tolist() for row in np.asarray(graph.parent)]
+    # A confidence node holds all of the hop before it; within a hop each holds the one above it.
+    parents += [[ranked + int(np.flatnonzero(hop < h)[-1])] if (hop < h).any() else [] for h in hop]
     widths = [max(0.55, LETTER * max(map(len, label.split("\n"))) + 0.2) for label in labels]
     heights = [LINE * (label.count("\n") + 2) + 0.16 for label in labels]
-    columns = _columns(graph)
+    levels = _columns(graph)
+    steps = sorted(set(hop.tolist()))
+    columns = levels + [(ranked + np.flatnonzero(hop == h)).tolist() for h in steps]
+    titles = [f"level {step}" for step in range(1, len(levels) + 1)] + [f"confidence, hop {h}" for h in steps]
     tall = max([sum(heights[n] + GAP for n in column) for column in columns] + [0.9])
     middle, height = FOOT + tall / 2, FOOT + tall + HEAD
     left, centres, place = MARGIN + ROOT_WIDTH + BETWEEN, [], {}
@@ -38,7 +45,7 @@ def draw_graph(graph: DraftGraph, path: str | os.PathLike) -> None:
             place[n] = (centres[-1], y - (heights[n] + GAP) / 2)
             y -= heights[n] + GAP
         left += wide + BETWEEN
-    figure = Figure(figsize=(max(left - BETWEEN + MARGIN, 7.2), height), dpi=160, facecolor="white")
+    figure = Figure(figsize=(max(left - BETWEEN + MARGIN, 8.2), height), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, figure.get_figwidth()), ylim=(0, height))
     axes.axis("off")
@@ -46,8 +53,7 @@ def draw_graph(graph: DraftGraph, path: str | os.PathLike) -> None:
     shades, scale = colormaps["YlGnBu"], Normalize(0, max(float(weight.max(initial=0)), 1e-6))
     for n, (x, y) in place.items():
         share = float(scale(weight[n]))
-        parents = np.flatnonzero(parent[n]).tolist()
-        for start in [(place[p][0] + widths[p] / 2, place[p][1]) for p in parents] or [(MARGIN + ROOT_WIDTH, middle)]:
+        for start in [(place[p][0] + widths[p] / 2, place[p][1]) for p in parents[n]] or [(MARGIN + ROOT_WIDTH, middle)]:
             _edge(axes, start, (x - widths[n] / 2, y), 0.7 + 1.8 * share)
         colour = shades(0.08 + 0.75 * share)
         ink = "white" if np.dot(colour[:3], (0.3, 0.59, 0.11)) < 0.55 else INK
@@ -58,12 +64,14 @@ def draw_graph(graph: DraftGraph, path: str | os.PathLike) -> None:
     _box(axes, root, (ROOT_WIDTH, ROOT_HEIGHT), INK)
     axes.text(*root, "current\ncanvas", fontsize=FONT, fontweight="bold", color="white", ha="center", va="center", zorder=3)
 
-    for step, x in enumerate(centres, start=1):
-        axes.text(x, height - 1.02, f"level {step}", fontsize=FONT, color=EDGE, ha="center", va="center")
+    for title, x in zip(titles, centres, strict=True):
+        axes.text(x, height - 1.02, title, fontsize=FONT, color=EDGE, ha="center", va="center")
     drafts = f"{graph.nodes} nodes, at most {graph.max_drafts} drafts a check" if graph.nodes else "empty (vanilla decoding)"
     axes.text(MARGIN, height - 0.3, f"Draft graph: {drafts}", fontsize=12, fontweight="bold", color=INK, va="center")
     axes.text(MARGIN, height - 0.6, _origin(graph), fontsize=8.5, color=INK, va="center")
-    note = "(i,j): the position of confidence rank i takes its token of rank j.  Number and colour: expected use."
+    note = (
+        "(i,j): the position of confidence rank i takes its token of rank j.  > x: positions with log-odds above x.  Number: expected use."
+    )
     axes.text(MARGIN, 0.25, note, fontsize=FONT, color=INK, va="center")
     figure.savefig(path, format="png")
 
@@ -75,11 +83,17 @@ def _label(node: Node) -> str:
     return "\n".join(" ".join(words[n : n + each]) for n in range(0, len(words), each))
 
 
+def _odds_label(theta: float, hop: int) -> str:
+    """What a confidence node reveals: whole sub-blocks, and the positions above theta in the one after them."""
+    whole = f"{hop} sub-block{'s' if hop > 1 else ''} +\n" if hop else ""
+    return whole + ("all" if theta == -math.inf else f"> {theta:g}")
+
+
 def _columns(graph: DraftGraph) -> list[list[int]]:
     """Nodes by level, each column ordered by the mean place of its parents so that few edges cross."""
     level, parent = np.asarray(graph.level), np.asarray(graph.parent)
     columns: list[list[int]] = []
-    rank = np.zeros(graph.nodes)
+    rank = np.zeros(len(level))
     for step in range(1, int(level.max(initial=0)) + 1):
         column = np.flatnonzero(level == step).tolist()
         columns.append(sorted(column, key=lambda n: (rank[parent[n]].mean() if parent[n].any() else 0.0, n)))

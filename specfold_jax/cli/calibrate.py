@@ -23,8 +23,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--out", required=True, metavar="FILE", help="where the graph goes (JSON)")
     group.add_argument("--png", metavar="FILE", help="also draw it")
     group.add_argument("--force", action="store_true", help="overwrite existing files")
-    group.add_argument("--drafts", type=flags.at_least_one, default=8, metavar="N", help="nodes to choose (default 8)")
-    group.add_argument("--max_drafts", type=flags.at_least_one, metavar="N", help="nodes evaluated a check (default: all)")
+    group.add_argument("--drafts", type=flags.at_least_one, default=8, metavar="N", help="drafts a check may evaluate (default 8)")
+    group.add_argument(
+        "--source",
+        default="union",
+        choices=("ranks", "confidence", "union"),
+        help="rank nodes (Spiffy's), confidence nodes, or both under one budget (default)",
+    )
+    group.add_argument("--reach", type=flags.at_least_one, metavar="N", help="sub-blocks drafts may lie in (default: the whole block)")
     group.add_argument(
         "--objective", default="depth", choices=("depth", "paper"), help="expected accepted depth (default), or Spiffy's own"
     )
@@ -60,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
             setup.model,
             setup.decode,
             drafts=args.drafts,
+            source=args.source,
             objective=args.objective,
-            max_drafts=args.max_drafts,
+            reach=args.reach,
             name=setup.name if args.name is None else args.name,
             progress=done,
         )
@@ -70,10 +77,6 @@ def run(args: argparse.Namespace) -> int:
         save_picture(graph, Path(args.png), args.force)
     out.print(f"[bold]{args.out}[/]: {graph_origin(graph)}\n", highlight=False)
     out.print(graph_nodes(graph))
-    depth = float(graph.weight.sum() + graph.theta_weight.sum())
-    out.print(f"\nexpected accepted depth with all nodes: {depth:.2f} forwards saved a check", highlight=False)
-    if len(graph.sets) < args.drafts:
-        out.print(f"the runs gave {len(graph.sets)} nodes, fewer than --drafts {args.drafts}: more prompts may give more", highlight=False)
     return 0
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -67,6 +69,8 @@ def load_setup(args: argparse.Namespace) -> Setup:
     folder = resolve_folder(args.model)
     tokenizer = None if args.token_ids else load_tokenizer(folder)
     model, params = load(folder, args.dtype, args.mask_id, args.stop_ids)
+    if params["embed"].dtype == jnp.float32:  # float32 is meant: a GPU's default would multiply in TF32
+        jax.config.update("jax_default_matmul_precision", "highest")
     decode.window(model)
     return Setup(folder, model, params, tokenizer, decode, args.raw)
 

@@ -71,8 +71,8 @@ def graph_nodes(graph: DraftGraph) -> Table:
         table.add_row(str(n), str(level), f"{weight:.3f}", parents, show(node))
     thetas: Any = zip(np.asarray(graph.theta), np.asarray(graph.hop), np.asarray(graph.theta_weight), strict=True)
     for n, (theta, hop, weight) in enumerate(thetas, start=len(graph.sets)):
-        where = "the active sub-block" if not hop else "the next sub-block, all of the active one"
-        table.add_row(str(n), "-", f"{weight:.3f}", "-", f"log-odds above {theta:g} in {where}")
+        whole = f"{hop} sub-block{'s' if hop > 1 else ''} and, in the next, " if hop else ""
+        table.add_row(str(n), "-", f"{weight:.3f}", "-", f"{whole}log-odds above {theta:g}")
     return table
 
 
