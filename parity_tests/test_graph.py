@@ -92,7 +92,7 @@ def test_the_file_holds_the_documented_fields_one_node_a_line(tmp_path):
     small(weight=jnp.asarray([0.5, 0.3, 0.2, 0.1])).save(tmp_path / "graph.json")
     text = (tmp_path / "graph.json").read_text()
     data = json.loads(text)
-    assert list(data) == ["pairs", "level", "parent", "weight", "max_drafts", "token_ranks", "made_for"]
+    assert list(data) == [field.name for field in dataclasses.fields(DraftGraph)]
     assert data["weight"] == [0.5, 0.3, 0.2, 0.1]
     assert data["made_for"] == {"model": "m10", "vocab": 1536, "block": 32, "sub_block": 8, "threshold": 0.9, "temperature": 0.0}
     assert "    [[0, 0], [1, 0]],\n    [[0, 0], [2, 1]]\n" in text
@@ -196,7 +196,8 @@ def test_from_sets_refuses(sets, levels, message):
         ("made_for", dataclasses.asdict(MADE) | {"date": 1}, r"made_for has unknown fields \['date'\]"),
         ("made_for", dataclasses.asdict(MADE) | {"block": 30}, "sub_block=8 must divide block=30"),
         ("made_for", dataclasses.asdict(MADE) | {"threshold": "high"}, "threshold='high' must be a number"),
-        ("theta", 1, r"unknown fields \['theta'\]"),
+        ("phi", 1, r"unknown fields \['phi'\]"),
+        ("theta", [None, 1.0], "thetas|equally|must be"),
     ],
 )
 def test_a_broken_file_is_refused_by_name(tmp_path, name, value, message):
@@ -228,7 +229,7 @@ def test_a_missing_field_is_named(tmp_path, name):
     data = json.loads((tmp_path / "graph.json").read_text())
     del data[name]
     (tmp_path / "graph.json").write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=rf"graph\.json lacks \['{name}'\]"):
+    with pytest.raises(ValueError, match=rf"graph\.json: the file lacks \['{name}'\]"):
         DraftGraph.load(tmp_path / "graph.json")
 
 
@@ -272,7 +273,7 @@ def test_tree_functions_keep_the_record_and_do_not_check():
     assert jax.tree.map(lambda _: object(), graph).max_drafts == 2
     assert jax.eval_shape(lambda g: g, graph).pairs.shape == (4, 2, 2)
     names = [jax.tree_util.keystr(key) for key, _ in jax.tree_util.tree_leaves_with_path(graph)]
-    assert names == [".pairs", ".level", ".parent", ".weight"]
+    assert names == [".pairs", ".level", ".parent", ".weight", ".theta", ".hop", ".theta_weight"]
 
 
 def test_replacing_a_leaf_under_a_trace_checks_static_facts_only():
@@ -287,3 +288,40 @@ def test_pictures(tmp_path):
     for n, graph in enumerate((DraftGraph.empty(), small(), DraftGraph.from_sets(wide, range(1, 9), [0.0] * 8))):
         draw_graph(graph, tmp_path / f"{n}.png")
         assert (tmp_path / f"{n}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def confident(thetas=((2.0, 0), (-np.inf, 0), (1.0, 1)), **changes):
+    return DraftGraph.from_sets([frozenset({(0, 0)})], [1], thetas=list(thetas), **changes)
+
+
+def test_confidence_nodes_are_ordered_counted_and_saved(tmp_path):
+    graph = confident([(1.0, 1), (-np.inf, 0), (2.0, 0)], theta_weights=[0.1, 0.2, 0.3], run_on=True, width=3, reach=4)
+    assert graph.theta.tolist() == [2.0, -np.inf, 1.0]
+    assert graph.hop.tolist() == [0, 0, 1]
+    np.testing.assert_allclose(graph.theta_weight, [0.3, 0.2, 0.1])
+    assert (graph.nodes, graph.width, graph.max_drafts) == (4, 3, 4)
+    graph.save(tmp_path / "graph.json")
+    again = DraftGraph.load(tmp_path / "graph.json")
+    assert again.theta.tolist() == graph.theta.tolist()
+    assert (again.run_on, again.reach, again.width) == (True, 4, 3)
+    draw_graph(again, tmp_path / "graph.png")
+    assert (tmp_path / "graph.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("thetas", "changes", "message"),
+    [
+        ([(np.nan, 0)], {}, "below infinity"),
+        ([(np.inf, 0)], {}, "below infinity"),
+        ([(1.0, 2)], {"reach": 2}, "below reach=2"),
+        ([(1.0, -1)], {}, "hop at least 0"),
+        ([(1.0, 0), (1.0, 0)], {}, "must differ"),
+        ([(1.0, 0)], {"theta_weights": [np.nan]}, "finite number"),
+        ([(1.0, 0)], {"theta_weights": [1.0, 2.0]}, "equally many"),
+        ([(1.0, 0)], {"reach": 0}, "reach=0"),
+        ([(1.0, 0)], {"max_drafts": 3}, r"must lie in 1\.\.2"),
+    ],
+)
+def test_broken_confidence_nodes_are_refused(thetas, changes, message):
+    with pytest.raises(ValueError, match=message):
+        confident(thetas, **changes)

@@ -13,8 +13,7 @@ from specfold_jax.row import COMMIT, DONE, Row, committed, revealed, where_row
 from specfold_jax.state import pick
 
 
-@struct.dataclass
-class Chain:
+class Chain(struct.PyTreeNode):
     """`row`: the state reached; `branch`: the branch that evaluated it (the last one followed, when the chain is over); `last`: the
     branch whose evaluation made the last transition; `moves`: transitions made, `reveals` of them reveal steps; `commit`: the branch
     whose keys and values commit the block, -1 if none; `finished`: the canvas left behind by that commit; `fresh`: the last transition

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 Attention = Literal["block", "bidirectional", "causal"]
 IMPLEMENTATIONS = ("auto", "xla")
@@ -27,7 +28,7 @@ def _register[T: type](cls: T) -> T:
 
 def concrete(value: Any) -> np.ndarray | None:
     """The value as a NumPy array, or None while it is being traced (or is a pytree placeholder)."""
-    if isinstance(value, jax.core.Tracer) or not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array, list)):
+    if isinstance(value, Tracer) or not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array, list)):
         return None
     return np.asarray(value)
 

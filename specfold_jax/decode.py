@@ -39,7 +39,7 @@ def decode_step(
     known, following = state.known, state.following
     if graph.width:
         source = chain.branch if fold is not None and fold.draft_from == "own" else chain.last
-        nothing = nothing_known(*row.canvas.shape, graph)
+        nothing = nothing_known(row.canvas.shape[0], row.canvas.shape[1], graph)
         known = where_row(chain.fresh, nothing, seen.known(source, chain.row.step, graph.width))
         following = seen.following(source)
     return DecodeState(
@@ -97,7 +97,7 @@ def vanilla_decode(
     `prompts` int32 [batch, capacity] right-padded, `lengths` int32 [batch]. Raises ValueError for bad values when nothing is traced;
     under `jit` a row with bad values is not decoded and `stats.status` says why.
     """
-    return _decode(params, prompts, lengths, model, decode, DraftGraph.empty(width=0, token_ranks=1), None)
+    return _decode(params, prompts, lengths, model, decode, DraftGraph.empty(), None)
 
 
 def spiffy_decode(

@@ -53,7 +53,7 @@ def model_config(config: dict[str, Any], mask_id: int | None = None, stop_ids: S
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     inv_freq, rope_scale, rope = _rotary(config, head_dim)
     if mask_id is None:
-        mask_id = config.get("mask_token_id", _MASK_ID[family])
+        mask_id = int(config.get("mask_token_id") or _MASK_ID[family])
     if not 0 <= mask_id < config["vocab_size"]:
         raise ValueError(f"{mask_id=} lies outside the vocabulary of {config['vocab_size']}; pass the checkpoint's own mask_id")
     if stop_ids is None:
@@ -115,6 +115,5 @@ def _rotary(config: dict[str, Any], head_dim: int) -> tuple[tuple[float, ...], f
     attention_factor = rope.get("attention_factor")
     if attention_factor is None:
         mscale, mscale_all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
-        both = mscale and mscale_all_dim
-        attention_factor = magnitude(mscale) / magnitude(mscale_all_dim) if both else magnitude(1.0)
+        attention_factor = magnitude(mscale) / magnitude(mscale_all_dim) if mscale and mscale_all_dim else magnitude(1.0)
     return tuple(scaled), attention_factor, rope

@@ -30,7 +30,7 @@ def take_branch(
     return jnp.take_along_axis(x, source.reshape(source.shape + (1,) * (x.ndim - 3)), axis=1)
 
 
-def residual_exceeds(x: Float[Array, "... dim"], reference: Float[Array, "... dim"], tau: Float[Array, ""]) -> Bool[Array, "..."]:
+def residual_exceeds(x: Float[Array, "... dim"], reference: Float[Array, "... dim"], tau: Float[Array, ""] | float) -> Bool[Array, "..."]:
     """not (||x - ref||^2 <= tau^2 ||ref||^2) in fp32: NaN counts as exceeding, and 0/0 never occurs."""
     x, reference = x.astype(jnp.float32), reference.astype(jnp.float32)
     delta = jnp.sum(jnp.square(x - reference), axis=-1)

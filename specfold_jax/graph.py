@@ -134,11 +134,11 @@ class DraftGraph:
         return tuple(frozenset((int(i), int(j)) for i, j in node if i >= 0) for node in np.asarray(self.pairs))
 
     @classmethod
-    def empty(cls, width: int = 1, token_ranks: int = 4, reach: int = 1) -> Self:
+    def empty(cls, width: int = 0, token_ranks: int = 1, reach: int = 1) -> Self:
         """No drafts: decoding with it is vanilla. Calibration reads the distributions kept for `width` steps ahead; 0 keeps none."""
         shapes = {"pairs": (0, whole("width", width, 0), 2), "parent": (0, 0)}
         leaves = {name: np.zeros(shapes.get(name, 0), dtype) for name, dtype in LEAVES.items()}
-        return cls(**leaves, max_drafts=0, token_ranks=token_ranks, reach=reach)
+        return cls(*leaves.values(), max_drafts=0, token_ranks=token_ranks, reach=reach)
 
     @classmethod
     def from_sets(
@@ -227,7 +227,8 @@ class DraftGraph:
     def load(cls, path: str | os.PathLike) -> Self:
         """Reads and validates a saved graph. Raises ValueError naming the file and the field."""
         try:
-            data = graph_json.load(path, "a draft graph", LEAVES, [entry.name for entry in fields(cls) if entry.name not in LEAVES])
+            plain = [entry.name for entry in fields(cls) if entry.name not in LEAVES]
+            data = graph_json.load(path, "a draft graph", LEAVES, plain, unbounded="theta")
             for name, shape in (("pairs", (0, 1, 2)), ("parent", (0, 0))):
                 data[name] = data[name] if data[name].size else data[name].reshape(shape)
             if data["made_for"] is not None:

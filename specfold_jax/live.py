@@ -72,7 +72,7 @@ def frames(
     """
     prompts, lengths = map(jnp.asarray, pad([ids]))
     validate(params, prompts, lengths, model, decode, graph, fold)
-    graph = DraftGraph.empty(width=0, token_ranks=1) if graph is None else graph
+    graph = DraftGraph.empty() if graph is None else graph
     step, branches_of, look, finished = (jax.jit(f) for f in (decode_step, lay_out, _look, finish))
     state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
     seen = jax.device_get(look(state))

@@ -28,7 +28,7 @@ def threefry(
 
 def gumbel(seed: Int[Array, "*rows"], position: Int[Array, "*rows"], step: Int[Array, "*rows"], vocab: int) -> Float[Array, "*rows vocab"]:
     """Standard Gumbel noise for every token of a row: key (seed, position), counter (step, token), 23 bits of the first word."""
-    words = [x.astype(jnp.uint32)[..., None] for x in (seed, position, step)]
-    bits, _ = threefry(*words, jnp.arange(vocab, dtype=jnp.uint32))
+    key0, key1, counter = (x.astype(jnp.uint32)[..., None] for x in (seed, position, step))
+    bits, _ = threefry(key0, key1, counter, jnp.arange(vocab, dtype=jnp.uint32))
     uniform = ((bits >> jnp.uint32(9)).astype(jnp.float32) + jnp.float32(0.5)) * jnp.float32(2**-23)
     return -jnp.log(-jnp.log(uniform))

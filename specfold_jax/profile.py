@@ -16,11 +16,9 @@ from typing import Any
 
 from specfold_jax import graph_json
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.generate import METHODS
 from specfold_jax.graph import DraftGraph
 from specfold_jax.timing_table import write_json
-
-METHODS = ("vanilla", "spiffy", "specfold")
-VANILLA_GRAPH = DraftGraph.empty(width=0, token_ranks=1)
 
 
 @dataclass(frozen=True, eq=False)  # a graph of arrays has no truth value under `==`
@@ -62,7 +60,9 @@ class Profile:
     def check(self, name: str, model: ModelConfig, block: int | None = None, sub_block: int | None = None) -> None:
         """Raises ValueError naming what differs from what the profile was made for. `block`, `sub_block`: sizes asked for, if any."""
         here = made_for(name, model, self.decode) | {k: v for k, v in (("block", block), ("sub_block", sub_block)) if v}
-        if differ := [f"{key}={self.made_for.get(key)!r} (here {value!r})" for key, value in here.items() if self.made_for.get(key) != value]:
+        if differ := [
+            f"{key}={self.made_for.get(key)!r} (here {value!r})" for key, value in here.items() if self.made_for.get(key) != value
+        ]:
             raise ValueError(f"the profile was made for {', '.join(differ)}; run specfold tune for this model and decoding")
 
 
@@ -78,7 +78,7 @@ def load(path: str | os.PathLike, name: str | None = None, model: ModelConfig | 
         found = Profile(
             method=data["method"],
             decode=_config(DecodeConfig, "decode", data["decode"]),
-            graph=VANILLA_GRAPH if data["graph"] is None else graph_from(data["graph"]),
+            graph=DraftGraph.empty() if data["graph"] is None else graph_from(data["graph"]),
             fold=None if data["fold"] is None else _config(FoldConfig, "fold", data["fold"]),
             made_for=data["made_for"],
             measured=data["measured"],

@@ -1,7 +1,7 @@
 """Vanilla decoding watched step by step: the states it passes, what was known about each beforehand, and what came of it."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,12 @@ from specfold_jax.validate import row_status, validate
 class Records(NamedTuple):
     """States of vanilla decoding about which something was known, on the host.
 
-    `after[r, l]`: the canvas l + 1 vanilla steps later, for the first `steps[r]` of them (the block's end or `levels`).
+    `known`: a `Known` of arrays on the host. `after[r, l]`: the canvas l + 1 vanilla steps later, for the first `steps[r]` of them (up
+    to the block's end or `levels`).
     """
 
     canvas: Int[np.ndarray, "records block"]
-    known: Known
+    known: Any
     after: Int[np.ndarray, "records levels block"]
     steps: Int[np.ndarray, " records"]
 
@@ -65,14 +66,17 @@ def watch(
         for i, (before, ranks, scores, _) in enumerate(run):
             if np.isfinite(scores).any():
                 ahead = [moment[3] for moment in run[i : i + levels]]
-                canvas.append(before), tokens.append(ranks), odds.append(scores)
+                canvas.append(before)
+                tokens.append(ranks)
+                odds.append(scores)
                 later.append(np.stack(ahead + [ahead[-1]] * (levels - len(ahead))))
                 steps.append(len(ahead))
     if not canvas:
         raise ValueError(
             "no step of these runs came after another in its block, so there is nothing to learn drafts from; use more prompts"
         )
-    return Records(np.stack(canvas), Known(np.stack(tokens), np.stack(odds)), np.stack(later), np.array(steps))
+    known: Any = (np.stack(tokens), np.stack(odds))
+    return Records(np.stack(canvas), Known(*known), np.stack(later), np.array(steps))
 
 
 def positions_by_rank(

@@ -17,8 +17,7 @@ DENOISE, COMMIT, DONE = 0, 1, 2
 """A row's phase: its canvas has masks to reveal, is to be committed, or the row has ended."""
 
 
-@struct.dataclass
-class Row:
+class Row(struct.PyTreeNode):
     """`start`: the canvas' first position. `step`: vanilla reveal steps made in this block. `stopped`: a stop token was revealed (the
     row still commits). `lengths`: the prompt's; `limit`: the position a row may not pass; `seed`: of the sampling noise."""
 

@@ -16,8 +16,7 @@ from specfold_jax.model import Cache, Params, logits, prefill
 from specfold_jax.row import DENOISE, DONE, Row, ends
 
 
-@struct.dataclass
-class Stats:
+class Stats(struct.PyTreeNode):
     """Counts per row, int32 [batch] unless said.
 
     `nfe` = `checks` (forwards whose canvas had masks) + `commits` (forwards on a finished canvas); `prefills` apart. `steps`: vanilla
@@ -43,8 +42,7 @@ class Stats:
     status: Array
 
 
-@struct.dataclass
-class DecodeState:
+class DecodeState(struct.PyTreeNode):
     """`row`: where each row stands; its `start` is also the number of cache entries that count. `tokens` [batch, span]: prompt and
     finished blocks; `cache`: keys and values of capacity span; `known`: the distribution drafts are made from; `following`: the token
     that distribution draws for the next block's start."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from specfold_jax import data
 from specfold_jax.tokenizer import ANSWER, END, VOCAB, encode_plain, train_tokenizer
@@ -26,12 +25,12 @@ class TrainData(NamedTuple):
     """A prepared folder: `meta` is its meta.json, `digest` identifies its contents."""
 
     samples: Samples
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: Any
     meta: dict[str, Any]
     digest: str
 
 
-def to_samples(problems: Sequence[data.Problem], tokenizer: PreTrainedTokenizerFast) -> Samples:
+def to_samples(problems: Sequence[data.Problem], tokenizer: Any) -> Samples:
     """Question, separator, worked answer, stop token; the answer starts after the separator."""
     questions = encode_plain(tokenizer, [p.question + ANSWER for p in problems])
     answers = encode_plain(tokenizer, [p.answer_text + END for p in problems])

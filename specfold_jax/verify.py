@@ -21,8 +21,6 @@ from specfold_jax.row import COMMIT, DONE
 from specfold_jax.state import DecodeState, begin, unfinished, write
 from specfold_jax.validate import row_status
 
-VANILLA_GRAPH = DraftGraph.empty(width=0, token_ranks=1)
-
 
 class Difference(NamedTuple):
     """A prompt with other tokens than vanilla's, first at the generated `position`; a token is None where the row ended before.
@@ -63,9 +61,9 @@ def differences(run: Run, vanilla: Run) -> list[Difference]:
 def margins(state: DecodeState, params: Params, model: ModelConfig, decode: DecodeConfig) -> Float[Array, " batch"]:
     """Each row's margin of what vanilla decides next: `reveal.decide`'s, or on a commit the gap of the next block's first token."""
     row = state.row
-    branches = lay_out(state, VANILLA_GRAPH, model, decode, None)
+    branches = lay_out(state, DraftGraph.empty(), model, decode, None)
     checked = check(params, branches, state.cache, row.start, model, None, decode.pack)
-    seen = Distributions(params, branches, checked, row, model, decode, 1)
+    seen = Distributions(params, branches, checked, row, model, decode, DraftGraph.empty())
     margin = reveal.decide(row.canvas, seen.at(jnp.zeros_like(row.start), row.step), row.step, model, decode).margin
     if not model.seed:
         return jnp.where(row.phase == COMMIT, jnp.inf, margin)
@@ -92,11 +90,12 @@ def replay(
     rows: Sequence[int],
     model: ModelConfig,
     decode: DecodeConfig,
-    graph: DraftGraph = VANILLA_GRAPH,
+    graph: DraftGraph | None = None,
     fold: FoldConfig | None = None,
     margins_too: bool = False,
 ) -> dict[int, list[Visited]]:
-    """Runs the loop from Python and returns the states that each of `rows` passes through, check by check."""
+    """Runs the loop from Python (vanilla without a graph): the states that each of `rows` passes through, check by check."""
+    graph = DraftGraph.empty() if graph is None else graph
     step, look, margin_of = jax.jit(decode_step), jax.jit(_look), jax.jit(margins)
     state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
     states: dict[int, list[Visited]] = {row: [] for row in rows}

@@ -17,6 +17,7 @@ COMMANDS = {
     "generate": "answer prompts with vanilla, Spiffy or SpecFold decoding; compare the three; watch one live",
     "verify": "check a method's tokens against vanilla decoding on many prompts",
     "calibrate": "choose a draft graph for a model from a few vanilla runs",
+    "tune": "measure settings on this device and choose the fastest that follow vanilla decoding",
     "inspect": "describe a checkpoint folder or a draft graph file",
     "train": "train the tiny block-diffusion model from scratch",
 }

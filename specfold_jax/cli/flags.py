@@ -46,22 +46,29 @@ def add_prompts(parser: argparse.ArgumentParser, samples: str | None) -> None:
 
 
 def add_decode(parser: argparse.ArgumentParser) -> None:
-    """The fields of DecodeConfig."""
+    """The fields of DecodeConfig. Flags left out are None: DecodeConfig's own values, or a profile's."""
     group = parser.add_argument_group("decoding")
-    group.add_argument("--max_new_tokens", type=at_least_one, default=256, metavar="N", help="tokens an answer may have (default 256)")
-    group.add_argument("--threshold", type=float, default=0.9, metavar="P", help="reveal tokens above this probability (default 0.9)")
+    group.add_argument("--max_new_tokens", type=at_least_one, metavar="N", help="tokens an answer may have (default 256)")
+    group.add_argument("--threshold", type=float, metavar="P", help="reveal tokens above this probability (default 0.9)")
     group.add_argument("--sub_block", type=at_least_one, metavar="N", help="positions finished before the next (default: the family's)")
     group.add_argument("--block_size", type=at_least_one, metavar="N", help="positions denoised together (default: the model's)")
     group.add_argument("--steps", type=at_least_one, metavar="N", help="reveal at least block_size / N tokens a step (default: one)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default); above: sampling, reproducible")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampling noise (default 0)")
-    group.add_argument("--impl", default="auto", metavar="NAME", help="auto, or the implementation of the operations to insist on")
+    group.add_argument("--order", choices=("confidence", "left"), help="what is revealed where too few pass the threshold (confidence)")
+    group.add_argument("--temperature", type=float, metavar="T", help="0: greedy (default); above: sampling, reproducible")
+    group.add_argument("--seed", type=int, metavar="N", help="of the sampling noise (default 0)")
+    group.add_argument("--share", action="store_true", default=None, help="a commit may be the next block's first check too (default)")
+    group.add_argument("--no_share", dest="share", action="store_false", default=None, help="commits on their own")
+    group.add_argument("--impl", metavar="NAME", help="auto (default), or the implementation of the operations to insist on")
 
 
-def add_method(parser: argparse.ArgumentParser) -> None:
-    """The method, its draft graph and its fold. Flags left out are None, so that misplaced ones are noticed."""
+def add_method(parser: argparse.ArgumentParser, profile: bool = False) -> None:
+    """The method, its draft graph and its fold; with `profile` also a file that sets them all, and `method` may be None as well.
+    Flags left out are None, so that misplaced ones are noticed."""
     group = parser.add_argument_group("method")
-    group.add_argument("--method", default="specfold", choices=METHODS, help="how to decode (default specfold)")
+    if profile:
+        group.add_argument("--profile", metavar="FILE", help="method and settings as specfold tune chose them, in place of these flags")
+    default = None if profile else "specfold"
+    group.add_argument("--method", default=default, choices=METHODS, help="how to decode (default specfold)")
     group.add_argument("--graph", metavar="FILE", help="draft graph for spiffy and specfold (default: the model folder's graph.json)")
     group.add_argument("--drafts", type=at_least_one, metavar="N", help="evaluate at most N drafts a check, the heaviest (default: all)")
     group.add_argument("--tau", type=float, metavar="X", help="specfold: fold positions whose relative residual is at most X (0.1)")
@@ -78,3 +85,13 @@ def check_method(args: argparse.Namespace, methods: tuple[str, ...]) -> None:
     for name, owners in _OWNERS.items():
         if getattr(args, name) is not None and not set(owners) & set(methods):
             raise UsageError(f"--{name} belongs to --method {' or '.join(owners)}, not to {' or '.join(methods)}")
+
+
+# What a profile was measured with, and so decides; the others (such as --max_new_tokens and --seed) may stand beside it.
+_DECIDED = ("method", *_OWNERS, "threshold", "steps", "order", "temperature", "share")
+
+
+def check_profile(args: argparse.Namespace) -> None:
+    """Raises UsageError for a flag whose value is the profile's to decide."""
+    if given := [name for name in _DECIDED if getattr(args, name) is not None]:
+        raise UsageError(f"--profile sets {given[0]}; leave --{given[0]} out, or --profile")

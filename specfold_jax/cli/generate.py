@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   specfold generate --live --pause 0.3
   specfold generate --file questions.txt --method spiffy --batch 16 --json > answers.jsonl
   specfold generate --model checkpoints/Fast_dLLM_v2_1.5B --graph graph.json "Why is the sky blue?"
+  specfold generate --profile tuned/profile.json --file questions.txt
   specfold generate --model folder --token_ids --method vanilla "17 4 250 9"
 """
 SAMPLE = (
@@ -33,12 +34,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pause", type=float, default=0.15, metavar="S", help="with --live: seconds a frame stays at least (0.15)")
     group.add_argument("--json", action="store_true", help="one JSON object a prompt on standard output, everything else on stderr")
     flags.add_prompts(parser, samples=None)
-    flags.add_method(parser)
+    flags.add_method(parser, profile=True)
     flags.add_decode(parser)
     flags.add_model(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.profile:
+        flags.check_profile(args)
+    args.method = args.method or "specfold"  # a profile's comes later, when it has been read
     methods = flags.METHODS if args.compare else (args.method,)
     flags.check_method(args, methods)
     for other in ("compare", "json"):
@@ -60,8 +64,14 @@ def run(args: argparse.Namespace) -> int:
         prompts = [SAMPLE]
     setup = s.load_setup(args)
     ids = setup.encode(prompts)
-    graph = s.load_graph(args, setup) if methods != ("vanilla",) else None
-    fold = s.fold_config(args) if "specfold" in methods else None
+    if args.profile:
+        chosen, setup = s.load_profile(args, setup)
+        args.method, graph, fold = chosen.method, chosen.graph, chosen.fold
+        # Compared are the chosen method and those it builds on.
+        methods = flags.METHODS[: flags.METHODS.index(args.method) + 1] if args.compare else (args.method,)
+    else:
+        graph = s.load_graph(args, setup) if methods != ("vanilla",) else None
+        fold = s.fold_config(args) if "specfold" in methods else None
     if args.live:
         return _live(args, setup, ids, graph, fold)
     runs: dict[str, Any] = {}

@@ -6,7 +6,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from specfold_jax import profile
 from specfold_jax.checkpoint import load, resolve_folder
 from specfold_jax.cli.flags import UsageError
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.data import read_prompts
 from specfold_jax.graph import DraftGraph, check_made_for
+from specfold_jax.profile import Profile
 from specfold_jax.tokens import decode_text, encode, load_tokenizer, parse_ids
 
 
@@ -54,18 +56,15 @@ class Setup:
         return f"{token} " if self.tokenizer is None else str(self.tokenizer.decode([token]))
 
 
+def decode_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """The decoding flags that were given, as fields of DecodeConfig."""
+    names = (entry.name for entry in fields(DecodeConfig) if entry.name not in ("stop_ids", "pack"))
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
 def load_setup(args: argparse.Namespace) -> Setup:
     """Loads the model and its tokenizer (none with --token_ids) and reads the decoding flags."""
-    decode = DecodeConfig(
-        max_new_tokens=args.max_new_tokens,
-        threshold=args.threshold,
-        sub_block=args.sub_block,
-        block_size=args.block_size,
-        steps=args.steps,
-        temperature=args.temperature,
-        seed=args.seed,
-        impl=args.impl,
-    )
+    decode = DecodeConfig(**decode_flags(args))
     folder = resolve_folder(args.model)
     tokenizer = None if args.token_ids else load_tokenizer(folder)
     model, params = load(folder, args.dtype, args.mask_id, args.stop_ids)
@@ -88,6 +87,16 @@ def load_graph(args: argparse.Namespace, setup: Setup) -> DraftGraph:
     if args.drafts > graph.nodes:
         raise ValueError(f"--drafts {args.drafts} must lie in 1..{graph.nodes}, the nodes of {path}")
     return replace(graph, max_drafts=args.drafts)
+
+
+def load_profile(args: argparse.Namespace, setup: Setup) -> tuple[Profile, Setup]:
+    """The profile of --profile, and the setup with its decoding. Raises ValueError if it was made for something else."""
+    found = profile.load(args.profile)
+    try:
+        found.check(setup.name, setup.model, args.block_size, args.sub_block)
+    except ValueError as error:
+        raise ValueError(f"{args.profile}: {error}") from error
+    return found, replace(setup, decode=replace(found.decode, **decode_flags(args)))
 
 
 def fold_config(args: argparse.Namespace) -> FoldConfig:

@@ -1,0 +1,61 @@
+"""Where and with what something was measured, and result files that are whole or not there."""
+
+import datetime
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def commit() -> str:
+    """The checkout's git commit, with "-dirty" when tracked files differ from it; "unknown" outside a checkout."""
+    try:
+        words = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def fingerprint() -> str:
+    """A short hash of the package's Python files: tells code apart where the commit cannot."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "specfold_jax").rglob("*.py")):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def environment(git_commit: str | None = None) -> dict[str, Any]:
+    """Device, versions, commit and code; `git_commit` names the commit where there is no checkout to ask."""
+    device = jax.devices()[0]
+    versions = {name: version(name) for name in ("jax", "jaxlib", "flax", "numpy")}
+    return {
+        "device": device.device_kind if device.platform != "cpu" else f"cpu ({len(os.sched_getaffinity(0))} cores)",
+        "platform": device.platform,
+        "versions": {"python": platform.python_version()} | versions,
+        "commit": git_commit or commit(),
+        "code": fingerprint(),
+    }
+
+
+def today() -> str:
+    """The date in UTC."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def save(path: Path, record: dict[str, Any]) -> None:
+    """Writes JSON; the file is whole or not there."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

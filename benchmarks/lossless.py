@@ -1,0 +1,94 @@
+"""Token equality with vanilla decoding, draft source by draft source, on held-out problems of the tiny model.
+
+    python -m benchmarks.lossless --samples 500 --out benchmarks/results/lossless-h200.json
+
+In float32 every difference is a fault; bfloat16 with a GPU library's matrix products is counted beside it, not expected to be exact.
+"""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from benchmarks.environment import environment, save, today
+from specfold_jax.calibrate import choose
+from specfold_jax.checkpoint import load
+from specfold_jax.config import DecodeConfig, FoldConfig
+from specfold_jax.data import packaged_problems
+from specfold_jax.generate import Run, pad, run_all, same_tokens
+from specfold_jax.records import watch
+from specfold_jax.tokens import encode, load_tokenizer
+from specfold_jax.verify import differences
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("samples", 500, "held-out problems, from the front", lower_bound=1)
+flags.DEFINE_integer("calibration", 64, "problems to calibrate on, from the end", lower_bound=8)
+flags.DEFINE_integer("drafts", 8, "drafts a check", lower_bound=1)
+flags.DEFINE_multi_integer("batch", [8, 1], "batch sizes")
+flags.DEFINE_multi_float("temperature", [0.0, 1.0], "temperatures")
+flags.DEFINE_multi_enum("source", ["confidence", "ranks", "union"], ["ranks", "confidence", "union"], "draft sources")
+flags.DEFINE_multi_enum("dtype", ["float32", "bfloat16"], ["float32", "bfloat16"], "dtypes; bfloat16 runs the first batch size only")
+flags.DEFINE_string("commit", None, "the commit, where there is no checkout to ask")
+flags.DEFINE_string("out", None, "results, JSON", required=True)
+
+
+def compare(setting: dict[str, Any], run: Run, vanilla: Run) -> dict[str, Any]:
+    """One line of the result: how many samples have vanilla's tokens, and what each run took."""
+    equal = same_tokens(run, vanilla)
+    first = [d._asdict() for d in differences(run, vanilla)[:5]]
+    return setting | {
+        "samples": len(equal),
+        "equal": sum(equal),
+        "first_differences": first,
+        "nfe": run.summary.nfe,
+        "vanilla_nfe": vanilla.summary.nfe,
+        "shared": run.summary.shared,
+        "saved_commits": run.summary.saved_commits,
+    }
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    tokenizer, problems = load_tokenizer("tiny"), packaged_problems()
+    ids = encode(tokenizer, [problem.question for problem in problems])
+    asked, watched = ids[: FLAGS.samples], pad(ids[-FLAGS.calibration :])
+    record: dict[str, Any] = {"about": environment(FLAGS.commit) | {"date": today()}, "results": []}
+    begun = time.monotonic()
+
+    def add(line: dict[str, Any]) -> None:
+        record["results"].append(line)
+        save(Path(FLAGS.out), record)
+        where = ", ".join(f"{name}={value}" for name, value in line.items() if name != "first_differences")
+        print(f"{time.monotonic() - begun:6.0f} s  {where}", flush=True)
+
+    graphs = {}
+    for dtype in FLAGS.dtype:
+        model, params = load("tiny", dtype=dtype)
+        base = DecodeConfig()
+        if not graphs:
+            reach = base.block(model) // base.window(model)
+            records = watch(params, *map(jnp.asarray, watched), model, base, reach=reach)
+            graphs = {source: choose(records, model, base, FLAGS.drafts, source, reach=reach, name="tiny") for source in FLAGS.source}
+        for batch in FLAGS.batch if dtype == "float32" else FLAGS.batch[:1]:
+            for temperature in FLAGS.temperature:
+                decode = dataclasses.replace(base, temperature=temperature)
+                vanilla = run_all("vanilla", params, asked, model, decode, batch=batch)
+                setting = {"dtype": dtype, "batch": batch, "temperature": temperature}
+                for source, graph in graphs.items():
+                    run = run_all("spiffy", params, asked, model, decode, graph, batch=batch)
+                    add(compare(setting | {"method": "spiffy", "source": source}, run, vanilla))
+                if batch == FLAGS.batch[0]:
+                    source, graph = next(iter(graphs.items()))
+                    fold = FoldConfig(guard=float("inf"))
+                    run = run_all("specfold", params, asked, model, decode, graph, fold, batch=batch)
+                    add(compare(setting | {"method": "specfold, guard inf", "source": source}, run, vanilla))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,115 @@
+"""Measure decoding settings for a model, its prompts and this device, and choose the fastest that follow vanilla decoding.
+
+The prompts are split: draft graphs are calibrated on one half, settings are measured on the other. OUT/profile.json is what
+generate --profile takes; beside it stand pictures, and timing.json, which --timing reuses in place of the clock. An interrupted run
+continues when the same command is given again.
+
+Without --file, prompts come from the end of the problems shipped beside the tiny model (verify takes them from the front)."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from specfold_jax.cli import flags
+
+USAGE = "[flags] --out FOLDER"
+EXAMPLES = """examples:
+  specfold tune --out tuned
+  specfold tune --model folder --file prompts.txt --batch 8 --agreement 0.99 --out tuned
+  specfold tune --lossless --drafts 3,8 --timing tuned/timing.json --out tuned_again
+"""
+SAMPLES = 48
+
+
+def _list(kind: type) -> Any:
+    """Numbers separated by commas."""
+
+    def parse(text: str) -> tuple[Any, ...]:
+        try:
+            found = tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            found = (-1,)
+        if any(math.isnan(value) or value < 0 for value in found):
+            raise argparse.ArgumentTypeError(f"{text!r} must be numbers separated by commas")
+        return found
+
+    return parse
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="a new folder, or that of the same run interrupted")
+    group = parser.add_argument_group("goal")
+    group.add_argument(
+        "--agreement", type=float, default=0.995, metavar="P", help="least share of answers identical to vanilla's (default 0.995)"
+    )
+    group.add_argument("--lossless", action="store_true", help="only settings that are exact by construction")
+    group.add_argument("--batch", type=flags.at_least_one, default=1, metavar="N", help="prompts decoded together (default 1)")
+    group = parser.add_argument_group("search")
+    group.add_argument("--drafts", type=_list(int), metavar="N,N", help="drafts a check (default 3,5,8)")
+    group.add_argument("--reach", type=_list(int), metavar="N,N", help="sub-blocks drafts may lie in (default: the whole block)")
+    group.add_argument("--sources", type=lambda text: tuple(text.split(",")), metavar="S,S", help="ranks,confidence,union (default: all)")
+    group.add_argument("--taus", type=_list(float), metavar="X,X", help="specfold: fold thresholds (default 0.05,0.1,0.2)")
+    group.add_argument("--guards", type=_list(float), metavar="X,X", help="specfold: guards, the usual one first (default 0.5,0,1)")
+    group.add_argument("--timing", metavar="FILE", help="timing.json of another run: its times count, not the clock's")
+    group.add_argument("--name", help="the model's name to record (default: its folder's name); decoding checks it")
+    flags.add_prompts(parser, samples=f"use N packaged problems (default {SAMPLES} for tiny)")
+    flags.add_decode(parser)
+    flags.add_model(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.file and args.samples:
+        raise flags.UsageError("--file and --samples do not go together")
+    from rich.console import Console
+
+    from specfold_jax.cli import setup as s
+    from specfold_jax.cli.calibrate import calibration_prompts
+    from specfold_jax.timing_table import TimingTable
+    from specfold_jax.tune import Search, tune
+    from specfold_jax.tune_measure import Subject
+
+    note, out = Console(stderr=True), Console()
+    args.samples = args.samples or (SAMPLES if args.model == "tiny" and not args.file else None)
+    given = {"drafts": args.drafts, "reaches": args.reach, "sources": args.sources, "taus": args.taus, "guards": args.guards}
+    search = Search(**{k: v for k, v in given.items() if v}, agreement=args.agreement, lossless=args.lossless, seed=args.seed or 0)
+    prompts = calibration_prompts(args)
+    setup = s.load_setup(args)
+    subject = Subject(setup.name if args.name is None else args.name, setup.params, setup.model, setup.decode, args.batch)
+    timing = TimingTable.load(args.timing, subject.name, args.batch) if args.timing else None
+    folder = Path(args.out)
+    tuned = tune(subject, setup.encode(prompts), search, folder, timing, lambda text: note.print(text, highlight=False, style="dim", soft_wrap=True))
+    if tuned.outcomes:
+        from specfold_jax.tune_plots import draw_all
+
+        draw_all(tuned, folder)
+        out.print(_table(tuned))
+        out.print()
+    for line in tuned.profile.notes:
+        out.print(line, highlight=False)
+    out.print(f"\nprofile: [bold]{folder / 'profile.json'}[/] (specfold generate --profile)", highlight=False)
+    return 0
+
+
+def _table(tuned: Any) -> Any:
+    """A row a setting, the chosen one marked."""
+    from specfold_jax.cli.tables import grid
+
+    held = len(tuned.outcomes[0].same)
+    columns = ("setting", "tokens/s", "95 % interval", "identical", "95 % interval", "forwards/prompt", "depth", "recompute", "ms/forward")
+    table = grid(f"Settings on {held} held-out prompts, batch {tuned.batch}", *columns)
+    chosen = tuned.profile.measured["chosen"]["setting"]
+    for outcome in tuned.outcomes:
+        f = outcome.figures(tuned.batch, tuned.seed)
+        (low, high), (least, most) = f["tokens_per_second_interval95"], f["agreement_interval95"]
+        table.add_row(
+            ("* " if f["setting"] == chosen else "  ") + f["setting"],
+            f"{f['tokens_per_second']:.1f}",
+            f"{low:.1f}-{high:.1f}",
+            f"{sum(outcome.same)}/{held}",
+            f"{least:.0%}-{most:.0%}",
+            f"{f['forwards_per_sample']:.2f}",
+            *("-" if f[key] is None else f"{f[key]:.2f}" for key in ("accepted_depth", "recompute_ratio")),
+            f"{f['milliseconds_per_iteration']:.2f}",
+        )
+    return table

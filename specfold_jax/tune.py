@@ -1,0 +1,283 @@
+"""`specfold tune`: the fastest settings for a model, its prompts and this device that follow vanilla decoding as closely as asked.
+
+Prompts are split into a calibration half, from which draft graphs are chosen, and a held-out half, on which settings are measured.
+A setting qualifies if the share of held-out prompts with vanilla's tokens is at least the target. The point estimate counts, not the
+lower end of its interval: a target of 99.5 % could only be certified on some 800 prompts, so the interval is printed and a note says
+what the sample can tell. Of those that qualify, the one with the highest lower end of its tokens/s interval is chosen.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specfold_jax import profile as p
+from specfold_jax.generate import pad
+from specfold_jax.graph import DraftGraph
+from specfold_jax.records import watch
+from specfold_jax.timing_table import TimingTable, device_name, write_json
+from specfold_jax.tune_graphs import Candidate, candidate, worth_decoding
+from specfold_jax.tune_measure import Outcome, Setting, Subject, measure
+
+FEWEST = 8
+SOURCES = ("ranks", "confidence", "union")
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is tried. `agreement`: least share of held-out prompts with vanilla's tokens; `lossless`: only what is exact by construction.
+
+    `reaches`: sub-blocks, empty for the whole block. `guards`: the first is used while tau is searched.
+    """
+
+    drafts: tuple[int, ...] = (3, 5, 8)
+    reaches: tuple[int, ...] = ()
+    taus: tuple[float, ...] = (0.05, 0.1, 0.2)
+    guards: tuple[float, ...] = (0.5, 0.0, 1.0)
+    sources: tuple[str, ...] = SOURCES
+    agreement: float = 0.995
+    lossless: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rules = {
+            "drafts": (lambda v: v >= 1, "whole numbers of at least 1"),
+            "taus": (lambda v: v >= 0, "numbers of at least 0"),
+            "guards": (lambda v: v >= 0, "numbers of at least 0"),
+            "sources": (lambda v: v in SOURCES, f"some of {SOURCES}"),
+        }
+        for name, (valid, rule) in rules.items():
+            if not getattr(self, name) or not all(valid(v) for v in getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must be {rule}")
+        if not all(v >= 1 for v in self.reaches):
+            raise ValueError(f"reaches={self.reaches} must be whole numbers of at least 1")
+        if not 0 < self.agreement <= 1:
+            raise ValueError(f"agreement={self.agreement} must be a share in (0, 1]")
+
+
+class Journal:
+    """The folder of a run: `tune.json` says what runs there, `results.jsonl` holds what is measured, line by line as it comes."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
+        """Begins a run in a new folder, or continues the same one. Raises ValueError saying what differs."""
+        self.folder, self.path = folder, folder / "results.jsonl"
+        plan_path = folder / "tune.json"
+        plan = json.loads(json.dumps(plan))
+        if plan_path.is_file():
+            before = json.loads(plan_path.read_text(encoding="utf-8"))
+            names = sorted({*before, *plan})
+            if differ := [f"{k}={before.get(k)!r} (now {plan.get(k)!r})" for k in names if before.get(k) != plan.get(k)]:
+                raise ValueError(f"{folder} holds a run with {', '.join(differ)}; use another folder, or the same settings to continue it")
+        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"{folder} exists already and holds no tune run; name a new folder")
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(plan_path, plan)
+        text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        text = text[: text.rfind("\n") + 1]  # a line cut short by an interruption
+        self.path.write_text(text, encoding="utf-8")
+        self.entries: dict[str, Any] = {entry["key"]: entry["value"] for entry in map(json.loads, text.splitlines())}
+
+    def once(self, key: str, make: Callable[[], Any]) -> Any:
+        """The value of `key`, made and written down where it is new."""
+        if key not in self.entries:
+            value = json.loads(json.dumps(make()))
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key, "value": value}) + "\n")
+            self.entries[key] = value
+        return self.entries[key]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The profile; the candidates and outcomes it was chosen from, as plots show them."""
+
+    profile: p.Profile
+    candidates: list[Candidate]
+    outcomes: list[Outcome]
+    batch: int
+    seed: int
+    target: float
+
+
+def split(ids: Sequence[Sequence[int]], seed: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Calibration and held-out prompts: two halves without a prompt in common (repeated prompts count once), shuffled by the seed."""
+    different = [list(row) for row in dict.fromkeys(map(tuple, ids))]
+    order = np.random.default_rng(seed).permutation(len(different)).tolist()
+    half = len(different) // 2
+    return [different[n] for n in order[:half]], [different[n] for n in order[half:]]
+
+
+class _Tuner:
+    """A run's state: measured once, looked up from then on."""
+
+    def __init__(self, subject: Subject, search: Search, calibration: list, held: list, journal: Journal, timing: Any, note: Any) -> None:
+        self.subject, self.search, self.journal, self.timing, self.note = subject, search, journal, timing, note
+        self.calibration, self.held = calibration, held
+        self.vanilla: list[list[int]] | None = None
+        self.outcomes: dict[Setting, Outcome] = {}
+        self.graphs: dict[Setting, Any] = {}
+        self.records: dict[int, Any] = {}
+
+    def outcome(self, setting: Setting, graph: Any = None) -> Outcome:
+        """Measures a setting on the held-out prompts."""
+
+        def make() -> dict[str, Any]:
+            outcome, generated = measure(self.subject, self.held, setting, graph, self.vanilla)
+            if self.timing and setting.key in self.timing.milliseconds:
+                outcome = replace(outcome, milliseconds=self.timing.milliseconds[setting.key])
+            return {"outcome": outcome.record()} | ({"generated": generated} if self.vanilla is None else {})
+
+        value = self.journal.once(setting.key, make)
+        if self.vanilla is None:
+            self.vanilla = value["generated"]
+        found = self.outcomes[setting] = Outcome.of(value["outcome"])
+        self.graphs[setting] = graph
+        low, high = self.interval(found)
+        agreement = f"{sum(found.same)} of {len(found.same)} identical"
+        self.note(f"{setting.key}: {found.forwards_per_sample:.2f} forwards a prompt, {low:.0f} to {high:.0f} tokens/s, {agreement}")
+        return found
+
+    def interval(self, outcome: Outcome) -> tuple[float, float]:
+        return outcome.rate_interval(self.subject.batch, self.search.seed)
+
+    def low(self, outcome: Outcome) -> float:
+        return self.interval(outcome)[0]
+
+    def qualifies(self, outcome: Outcome) -> bool:
+        """Whether a setting follows vanilla as closely as asked, as far as the sample can tell."""
+        target = 1.0 if self.search.lossless else self.search.agreement
+        return outcome.agreement >= target and (outcome.setting.lossless or not self.search.lossless)
+
+    def best(self, method: str | None = None) -> Outcome | None:
+        """The best qualifying outcome, of a method or of all."""
+        fit = [o for o in self.outcomes.values() if self.qualifies(o) and method in (None, o.setting.method)]
+        return max(fit, key=self.low, default=None)
+
+    def candidates(self) -> list[Candidate]:
+        """Graphs of every source, budget and reach, compared on the calibration records."""
+        subject, search, found = self.subject, self.search, []
+        whole = subject.decode.block(subject.model) // subject.decode.window(subject.model)
+        for reach in sorted({min(r, whole) for r in search.reaches or (whole,)}, reverse=True):
+            for source in search.sources:
+                for drafts in search.drafts:
+                    key = f"graph {source} drafts={drafts} reach={reach}"
+                    value = self.journal.once(key, lambda s=source, d=drafts, r=reach: self._candidate(s, d, r))
+                    if value is None:
+                        self.note(f"{key}: nothing to draft on these prompts")
+                        continue
+                    found.append(Candidate.of(value))
+                    self.note(f"{key}: accepted depth {value['depth']:.2f}, saves {value['saved']:.2f} forwards a prompt")
+        return found
+
+    def _candidate(self, source: Any, drafts: int, reach: int) -> dict[str, Any] | None:
+        subject = self.subject
+        if reach not in self.records:
+            tokens, lengths = (jnp.asarray(x) for x in pad(self.calibration))
+            try:
+                self.records[reach] = watch(subject.params, tokens, lengths, subject.model, subject.decode, reach=reach)
+            except ValueError:  # nothing came after anything: no drafts for these prompts
+                self.records[reach] = None
+        records = self.records[reach]
+        if records is None:
+            return None
+        found = candidate(records, len(self.calibration), subject.model, subject.decode, source, drafts, reach, subject.name)
+        return found and found.record()
+
+    def search_drafts(self, found: list[Candidate], vanilla: Outcome) -> None:
+        """Spiffy with the graphs worth it at the longest reach, then the best budget at the other reaches."""
+        reaches = sorted({c.reach for c in found}, reverse=True)
+        for c in worth_decoding([c for c in found if c.reach == reaches[0]], vanilla.forwards_per_sample):
+            self.outcome(Setting("spiffy", c.source, c.drafts, c.reach), c.graph)
+        drafts = self.leading("spiffy").setting.drafts
+        for reach in reaches[1:]:
+            c = max((c for c in found if c.reach == reach and c.drafts == drafts), key=lambda c: c.saved, default=None)
+            if c is not None:
+                self.outcome(Setting("spiffy", c.source, c.drafts, c.reach), c.graph)
+
+    def leading(self, method: str) -> Outcome:
+        """The fastest of a method, if possible of those that qualify."""
+        return self.best(method) or max((o for o in self.outcomes.values() if o.setting.method == method), key=self.low)
+
+    def search_fold(self) -> None:
+        """SpecFold over tau at the best graph and at the largest one decoded, then over guard at the best tau."""
+        spiffy = [o.setting for o in self.outcomes.values() if o.setting.method == "spiffy"]
+        first, *others = [np.inf] if self.search.lossless else self.search.guards
+        # Without a loss nothing drawn from a folded branch counts, so one tau tells what folding costs.
+        taus = self.search.taus[:1] if self.search.lossless else self.search.taus
+        largest = max(spiffy, key=lambda s: (s.drafts, s.reach))
+        for base in dict.fromkeys([self.leading("spiffy").setting, largest]):
+            for tau in taus:
+                self.outcome(replace(base, method="specfold", tau=tau, guard=first), self.graphs[base])
+        lead = self.leading("specfold").setting
+        for guard in others:
+            self.outcome(replace(lead, guard=guard), self.graphs[lead])
+
+    def retime(self, rounds: int = 3) -> None:
+        """Times the best of each method again, in turns, so that what else the device does meanwhile hits them alike."""
+        best = [o for o in (self.best(m) for m in p.METHODS) if o is not None]
+        if len(best) < 2 or (self.timing and all(o.setting.key in self.timing.milliseconds for o in best)):
+            return
+        key = "timing " + ", ".join(o.setting.key for o in best)
+
+        def make() -> dict[str, list[float]]:
+            count = min(len(self.held), max(self.subject.batch, 8))
+            samples: dict[str, list[float]] = {o.setting.key: [] for o in best}
+            for _ in range(rounds):
+                for o in best:
+                    again, _ = measure(self.subject, self.held[:count], o.setting, self.graphs[o.setting], (self.vanilla or [])[:count])
+                    samples[o.setting.key] += again.milliseconds
+            return samples
+
+        self.note("timing the best of each method in turns")
+        for name, samples in self.journal.once(key, make).items():
+            for setting in self.outcomes:
+                if setting.key == name:
+                    self.outcomes[setting] = replace(self.outcomes[setting], milliseconds=samples)
+
+
+def tune(
+    subject: Subject,
+    ids: Sequence[Sequence[int]],
+    search: Search,
+    folder: Path,
+    timing: TimingTable | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Tuned:
+    """Measures and chooses; writes `profile.json` and `timing.json` into `folder`, where an interrupted run continues.
+
+    `timing`: a saved table whose times are used instead of the clock's; settings it lacks are timed. `note` is called with a line
+    about each step. Raises ValueError for bad prompts, or a folder in use by another run.
+    """
+    from specfold_jax import tune_report as report
+
+    if np.ndim(subject.decode.seed):
+        raise ValueError(f"seed={subject.decode.seed} must be one number: prompts are split, so rows have no place of their own")
+    calibration, held = split(ids, search.seed)
+    plan = report.plan(subject, ids, asdict(search), timing)
+    journal = Journal(folder, plan)
+    if len(calibration) + len(held) < FEWEST:
+        few = f"too few prompts to tune on: {len(calibration) + len(held)} different ones, at least {FEWEST} are needed"
+        made = p.Profile("vanilla", subject.decode, DraftGraph.empty(), None, plan["made_for"], {}, (f"{few}; vanilla is the safe choice",))
+        made.save(folder / "profile.json")
+        return Tuned(made, [], [], subject.batch, search.seed, search.agreement)
+    begun = time.monotonic()
+    tuner = _Tuner(subject, search, calibration, held, journal, timing, lambda text: note(f"{time.monotonic() - begun:5.0f} s  {text}"))
+    vanilla = tuner.outcome(Setting("vanilla"))
+    found = tuner.candidates()
+    if found:
+        tuner.search_drafts(found, vanilla)
+        tuner.search_fold()
+        tuner.retime()
+    chosen = tuner.best()
+    assert chosen is not None  # vanilla agrees with itself
+    made = report.profile_of(tuner, chosen, found, plan)
+    made.save(folder / "profile.json")
+    table = TimingTable(subject.name, subject.batch, device_name(), {s.key: o.milliseconds for s, o in tuner.outcomes.items()})
+    table.save(folder / "timing.json")
+    return Tuned(made, found, list(tuner.outcomes.values()), subject.batch, search.seed, search.agreement)
