@@ -50,7 +50,7 @@ def uses(rows: Counter[Pattern], chosen: frozenset[int], count: int) -> np.ndarr
     return use / max(rows.total(), 1)
 
 
-def cover(rows: Counter[Pattern], count: int, size: int, parents: Sequence[Sequence[int] | None], seconds: float = 60.0) -> frozenset[int]:
+def cover(rows: Counter[Pattern], count: int, size: int, parents: Sequence[Sequence[int] | None], seconds: float = 10.0) -> frozenset[int]:
     """The best `size` of `count` nodes. `parents[n]`: the nodes of which one must be chosen too (None: n needs none).
 
     Solved exactly; a program that takes longer than `seconds` gives the best solution found by then.

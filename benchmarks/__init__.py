@@ -1,0 +1,1 @@
+"""Measurements: what the README's tables are made from."""

@@ -1,0 +1,230 @@
+"""Writes the README's measured tables from the committed results.
+
+python -m benchmarks.tables           rewrites what stands between <!-- table:NAME --> and <!-- /table:NAME -->
+python -m benchmarks.tables --check   changes nothing; exit status 1 if the README is stale
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks.environment import RESULTS, ROOT
+
+CHECK = "check"
+_MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n).*?(<!-- /table:\2 -->)", re.DOTALL)
+_MARK = re.compile(r"<!-- /?table:.*?-->")
+NOT_YET = "Not measured yet.\n"
+
+Result = dict[str, Any]
+Rows = list[Result]
+Column = tuple[str, Callable[[Result], str]]
+MAIN = {"dtype": "float32", "threshold": 0.9, "sub_block": 8, "temperature": 0.0, "max_new_tokens": 256}
+
+
+def _number(name: str, digits: int = 2) -> Callable[[Result], str]:
+    def text(row: Result) -> str:
+        value = row["measured"][name]
+        return "-" if value is None else f"{value:,.{digits}f}"
+
+    return text
+
+
+def _proportion(name: str) -> Callable[[Result], str]:
+    """A share in percent with its 95 % interval."""
+
+    def text(row: Result) -> str:
+        m = row["measured"]
+        low, high = m[f"{name}_interval"]
+        # Rounded away from the share, so that an interval never looks tighter than it is.
+        return f"{m[name] / m['samples']:.1%} ({math.floor(low * 1000) / 10:.1f} to {math.ceil(high * 1000) / 10:.1f})"
+
+    return text
+
+
+def _recompute(row: Result) -> str:
+    attention, ffn = row["measured"]["recompute_attention"], row["measured"]["recompute_ffn"]
+    return "-" if row["setting"]["method"] != "specfold" or attention is None else f"{attention:.2f} / {ffn:.2f}"
+
+
+def _method(row: Result) -> str:
+    s = row["setting"]
+    names = {"vanilla": "vanilla", "spiffy": "Spiffy", "specfold": "SpecFold"}
+    words = [names[s["method"]]]
+    if s["drafts"]:
+        words.append(f"{s['source']}, D = {s['drafts']}")
+    if s["share"] is False:
+        words.append("no sharing")
+    if s["tau"] is not None:
+        words.append(f"tau {s['tau']:g}, guard {s['guard']}")
+    return ", ".join(words)
+
+
+METHOD: Column = ("method", _method)
+ACCURACY: Column = ("right answers", _proportion("correct"))
+SAME: Column = ("vanilla's tokens", _proportion("identical"))
+CHECKS: Column = ("checks", _number("checks"))
+COMMITS: Column = ("commits", _number("commits"))
+FORWARDS: Column = ("forwards a sample", _number("forwards"))
+OF_VANILLA: Column = ("of vanilla's", _number("of_vanilla"))
+PER_TOKEN: Column = ("forwards a token", _number("forwards_per_token", 3))
+DEPTH: Column = ("accepted depth", _number("accepted_depth"))
+RECOMPUTE: Column = ("recompute attention / FFN", _recompute)
+GUARDED: Column = ("guard stops", _number("guard_stops"))
+SPEED: Column = ("tokens/s", _number("tokens_per_second", 0))
+LATENCY: Column = ("ms a sample", lambda row: f"{1000 * row['measured']['seconds'] / row['measured']['samples']:,.1f}")
+DISTINCT: Column = ("distinct drafts", lambda row: f"{row['measured'].get('distinct_drafts', math.nan):.0%}".replace("nan%", "-"))
+DRAFTED: Column = ("drafts a check", _number("drafted_per_check", 1))
+
+
+def _where(rows: Rows, **want: Any) -> Rows:
+    """The results with these settings; a tuple names several values."""
+
+    def fits(setting: dict[str, Any]) -> bool:
+        return all(setting[name] in value if isinstance(value, tuple) else setting[name] == value for name, value in want.items())
+
+    return [row for row in rows if fits(row["setting"])]
+
+
+def _large(rows: Rows) -> Rows:
+    """The results of the largest number of samples, which leaves out latency runs."""
+    most = max((row["setting"]["samples"] for row in rows), default=0)
+    return _where(rows, samples=most)
+
+
+def _table(rows: Rows, *columns: Column, samples: bool = True) -> str:
+    if not rows:
+        return NOT_YET
+    lines = ["| " + " | ".join(name for name, _ in columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    lines += ["| " + " | ".join(text(row) for _, text in columns) + " |" for row in rows]
+    counts = sorted({row["setting"]["samples"] for row in rows})
+    note = f"\n{' and '.join(map(str, counts))} samples; in brackets 95 % intervals, in percent.\n" if samples else ""
+    return "\n".join(lines) + "\n" + note
+
+
+def _methods(rows: Rows) -> str:
+    rows = _large(_where(rows, **MAIN))
+    found = _where(rows, method="vanilla")
+    found += _where(rows, method="spiffy", source="union", drafts=(3, 8), share=True)
+    found += _where(rows, method="specfold", source="union", tau=(0.05, 0.1, 0.2), guard=(0, 0.5))
+    return _table(found, METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, PER_TOKEN, DEPTH, RECOMPUTE)
+
+
+def _drafts(rows: Rows) -> str:
+    rows = _large(_where(rows, **MAIN))
+    found = _where(rows, method="vanilla") + _where(rows, method="spiffy") + _where(rows, method="specfold", tau=0.1, guard=0.5)
+    return _table(found, METHOD, SAME, CHECKS, COMMITS, FORWARDS, OF_VANILLA, DEPTH, DRAFTED, DISTINCT, RECOMPUTE)
+
+
+def _folding(rows: Rows) -> str:
+    rows = _large(_where(rows, **MAIN))
+    found = _where(rows, method="specfold")
+    return _table(found, METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, DEPTH, GUARDED, RECOMPUTE)
+
+
+def _decoding(rows: Rows) -> str:
+    """Other thresholds, sub-blocks and temperatures."""
+    rows = [row for row in _large(_where(rows, dtype="float32", max_new_tokens=256)) if _where([row], **MAIN) == []]
+
+    def at(row: Result) -> str:
+        s = row["setting"]
+        return f"threshold {s['threshold']:g}, sub-block {s['sub_block']}" + (f", T = {s['temperature']:g}" if s["temperature"] else "")
+
+    return _table(rows, ("decoding", at), METHOD, ACCURACY, SAME, CHECKS, COMMITS, OF_VANILLA, PER_TOKEN, RECOMPUTE)
+
+
+def _bfloat16(rows: Rows) -> str:
+    return _table(_large(_where(rows, **MAIN | {"dtype": "bfloat16"})), METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, RECOMPUTE)
+
+
+def _speed(rows: Rows) -> str:
+    rows = _where(rows, **MAIN | {"dtype": "bfloat16"}, tau=(None, 0.1), guard=(None, 0.5))
+    batch: Column = ("batch", lambda row: str(row["setting"]["batch"]))
+    samples: Column = ("samples", lambda row: str(row["setting"]["samples"]))
+    return _table(rows, batch, samples, METHOD, FORWARDS, SPEED, LATENCY, samples=False)
+
+
+def _lengths(rows: Rows) -> str:
+    """Short outputs beside long ones: by vanilla's length, and all answers capped."""
+    found: Rows = []
+    rows = _where(rows, dtype="float32", threshold=0.9, sub_block=8, temperature=0.0, share=(None, True), source=(None, "union"))
+    rows = _where(rows, drafts=(None, 8), tau=(None, 0.1), guard=(None, 0.5))
+    for row in _where(rows, max_new_tokens=256):
+        short = row["setting"]["short"]
+        for name, text in (("short", f"up to {short} tokens"), ("long", f"more than {short} tokens")):
+            if row["measured"][name]["samples"]:
+                found.append({"setting": row["setting"] | {"outputs": text}, "measured": row["measured"][name]})
+    for row in rows:
+        if row["setting"]["max_new_tokens"] != 256:
+            text = f"cut at {row['setting']['max_new_tokens']} tokens"
+            found.append({"setting": row["setting"] | {"outputs": text}, "measured": row["measured"]})
+    found.sort(key=lambda row: row["setting"]["outputs"])
+    outputs: Column = ("outputs", lambda row: row["setting"]["outputs"])
+    count: Column = ("samples", lambda row: f"{row['measured']['samples']:,}")
+    return _table(found, outputs, count, METHOD, ("tokens", _number("tokens", 1)), CHECKS, COMMITS, PER_TOKEN, samples=False)
+
+
+def _origin(record: dict[str, Any]) -> str:
+    """A line on what the figures were measured with."""
+    e = record["environment"]
+    versions = ", ".join(f"{name} {value}" for name, value in e["versions"].items())
+    return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record['date']}.\n"
+
+
+_METHODS = "methods-h200.json"
+TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
+    "methods": (_METHODS, _methods),
+    "drafts": (_METHODS, _drafts),
+    "folding": (_METHODS, _folding),
+    "decoding": (_METHODS, _decoding),
+    "bfloat16": (_METHODS, _bfloat16),
+    "speed": (_METHODS, _speed),
+    "lengths": (_METHODS, _lengths),
+}
+
+
+def render(text: str, results: Path) -> str:
+    """A README with its tables filled from a folder of results. Raises ValueError for a marker that is unknown or has no partner."""
+    if strays := _MARK.findall(_MARKED.sub("", text)):
+        raise ValueError(f"{strays[0]} has no partner; a table stands between <!-- table:NAME --> and <!-- /table:NAME -->")
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[2]
+        if name not in TABLES:
+            raise ValueError(f"table:{name} is unknown; there are {', '.join(TABLES)}")
+        file, make = TABLES[name]
+        path = results / file
+        body = NOT_YET
+        if path.is_file():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            body = make(record["results"])
+            body += "" if body == NOT_YET else f"\n{_origin(record)}"
+        return f"{match[1]}{body}{match[3]}"
+
+    return _MARKED.sub(fill, text)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Rewrites or checks the README."""
+    if argv[1:]:
+        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+    readme = ROOT / "README.md"
+    before = readme.read_text(encoding="utf-8")
+    after = render(before, RESULTS)
+    if flags.FLAGS[CHECK].value:
+        if before != after:
+            print("README.md is stale; run: python -m benchmarks.tables", file=sys.stderr)
+            sys.exit(1)
+    elif before != after:
+        readme.write_text(after, encoding="utf-8")
+        print("README.md rewritten")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_boolean(CHECK, False, "change nothing; exit status 1 if the README is stale")
+    app.run(main)
