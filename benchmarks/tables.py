@@ -102,8 +102,10 @@ def _table(rows: Rows, *columns: Column, samples: bool = True) -> str:
         return NOT_YET
     lines = ["| " + " | ".join(name for name, _ in columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
     lines += ["| " + " | ".join(text(row) for _, text in columns) + " |" for row in rows]
-    counts = sorted({row["setting"]["samples"] for row in rows})
-    note = f"\n{' and '.join(map(str, counts))} samples; in brackets 95 % intervals, in percent.\n" if samples else ""
+    note = ""
+    if samples:
+        counts = sorted({row["setting"]["samples"] for row in rows})
+        note = f"\n{' and '.join(map(str, counts))} samples; in brackets 95 % intervals, in percent.\n"
     return "\n".join(lines) + "\n" + note
 
 
@@ -169,15 +171,29 @@ def _lengths(rows: Rows) -> str:
     return _table(found, outputs, count, METHOD, ("tokens", _number("tokens", 1)), CHECKS, COMMITS, PER_TOKEN, samples=False)
 
 
+def _lossless(rows: Rows) -> str:
+    columns: tuple[Column, ...] = (
+        ("method", lambda row: str(row["method"]).replace("specfold", "SpecFold").replace("spiffy", "Spiffy")),
+        ("drafts", lambda row: row["source"]),
+        ("type", lambda row: row["dtype"]),
+        ("batch", lambda row: str(row["batch"])),
+        ("temperature", lambda row: f"{row['temperature']:g}"),
+        ("vanilla's tokens", lambda row: f"{row['equal']} of {row['samples']}"),
+        ("forwards, of vanilla's", lambda row: f"{row['nfe'] / row['vanilla_nfe']:.2f}"),
+    )
+    return _table(rows, *columns, samples=False)
+
+
 def _origin(record: dict[str, Any]) -> str:
     """A line on what the figures were measured with."""
-    e = record["environment"]
+    e = record.get("environment") or record["about"]
     versions = ", ".join(f"{name} {value}" for name, value in e["versions"].items())
-    return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record['date']}.\n"
+    return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record.get('date') or e['date']}.\n"
 
 
 _METHODS = "methods-h200.json"
 TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
+    "lossless": ("lossless-h200.json", _lossless),
     "methods": (_METHODS, _methods),
     "drafts": (_METHODS, _drafts),
     "folding": (_METHODS, _folding),

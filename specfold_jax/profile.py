@@ -16,7 +16,7 @@ from typing import Any
 
 from specfold_jax import graph_json
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
-from specfold_jax.generate import METHODS
+from specfold_jax.generate import METHODS, Method
 from specfold_jax.graph import DraftGraph
 from specfold_jax.timing_table import write_json
 
@@ -28,7 +28,7 @@ class Profile:
     `measured`: figures and intervals of the choice and its rivals; `notes`: what to know about them, in words.
     """
 
-    method: str
+    method: Method
     decode: DecodeConfig
     graph: DraftGraph
     fold: FoldConfig | None

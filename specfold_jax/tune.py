@@ -6,7 +6,6 @@ lower end of its interval: a target of 99.5 % could only be certified on some 80
 what the sample can tell. Of those that qualify, the one with the highest lower end of its tokens/s interval is chosen.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,11 +19,14 @@ from specfold_jax import profile as p
 from specfold_jax.generate import pad
 from specfold_jax.graph import DraftGraph
 from specfold_jax.records import watch
-from specfold_jax.timing_table import TimingTable, device_name, write_json
+from specfold_jax.timing_table import TimingTable, device_name
+from specfold_jax.tune_gates import watch_gates
 from specfold_jax.tune_graphs import Candidate, candidate, worth_decoding
-from specfold_jax.tune_measure import Outcome, Setting, Subject, measure
+from specfold_jax.tune_journal import Journal
+from specfold_jax.tune_measure import Outcome, Setting, Subject, measure, timed
 
 FEWEST = 8
+WATCHED = 8
 SOURCES = ("ranks", "confidence", "union")
 
 
@@ -38,7 +40,7 @@ class Search:
     drafts: tuple[int, ...] = (3, 5, 8)
     reaches: tuple[int, ...] = ()
     taus: tuple[float, ...] = (0.05, 0.1, 0.2)
-    guards: tuple[float, ...] = (0.5, 0.0, 1.0)
+    guards: tuple[float, ...] = (0.5, 0.0)
     sources: tuple[str, ...] = SOURCES
     agreement: float = 0.995
     lossless: bool = False
@@ -60,46 +62,14 @@ class Search:
             raise ValueError(f"agreement={self.agreement} must be a share in (0, 1]")
 
 
-class Journal:
-    """The folder of a run: `tune.json` says what runs there, `results.jsonl` holds what is measured, line by line as it comes."""
-
-    def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
-        """Begins a run in a new folder, or continues the same one. Raises ValueError saying what differs."""
-        self.folder, self.path = folder, folder / "results.jsonl"
-        plan_path = folder / "tune.json"
-        plan = json.loads(json.dumps(plan))
-        if plan_path.is_file():
-            before = json.loads(plan_path.read_text(encoding="utf-8"))
-            names = sorted({*before, *plan})
-            if differ := [f"{k}={before.get(k)!r} (now {plan.get(k)!r})" for k in names if before.get(k) != plan.get(k)]:
-                raise ValueError(f"{folder} holds a run with {', '.join(differ)}; use another folder, or the same settings to continue it")
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} exists already and holds no tune run; name a new folder")
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(plan_path, plan)
-        text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
-        text = text[: text.rfind("\n") + 1]  # a line cut short by an interruption
-        self.path.write_text(text, encoding="utf-8")
-        self.entries: dict[str, Any] = {entry["key"]: entry["value"] for entry in map(json.loads, text.splitlines())}
-
-    def once(self, key: str, make: Callable[[], Any]) -> Any:
-        """The value of `key`, made and written down where it is new."""
-        if key not in self.entries:
-            value = json.loads(json.dumps(make()))
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "value": value}) + "\n")
-            self.entries[key] = value
-        return self.entries[key]
-
-
 @dataclass(frozen=True)
 class Tuned:
-    """The profile; the candidates and outcomes it was chosen from, as plots show them."""
+    """The profile; the candidates and outcomes it was chosen from, as plots show them. `gates`: `watch_gates`' of one setting."""
 
     profile: p.Profile
     candidates: list[Candidate]
     outcomes: list[Outcome]
+    gates: dict[str, Any] | None
     batch: int
     seed: int
     target: float
@@ -123,6 +93,7 @@ class _Tuner:
         self.outcomes: dict[Setting, Outcome] = {}
         self.graphs: dict[Setting, Any] = {}
         self.records: dict[int, Any] = {}
+        self.finalists: list[Setting] | None = None  # once there are some, only they are compared
 
     def outcome(self, setting: Setting, graph: Any = None) -> Outcome:
         """Measures a setting on the held-out prompts."""
@@ -156,7 +127,8 @@ class _Tuner:
 
     def best(self, method: str | None = None) -> Outcome | None:
         """The best qualifying outcome, of a method or of all."""
-        fit = [o for o in self.outcomes.values() if self.qualifies(o) and method in (None, o.setting.method)]
+        rivals = self.outcomes if self.finalists is None else self.finalists
+        fit = [self.outcomes[s] for s in rivals if method in (None, s.method) and self.qualifies(self.outcomes[s])]
         return max(fit, key=self.low, default=None)
 
     def candidates(self) -> list[Candidate]:
@@ -218,27 +190,42 @@ class _Tuner:
         for guard in others:
             self.outcome(replace(lead, guard=guard), self.graphs[lead])
 
-    def retime(self, rounds: int = 3) -> None:
-        """Times the best of each method again, in turns, so that what else the device does meanwhile hits them alike."""
-        best = [o for o in (self.best(m) for m in p.METHODS) if o is not None]
+    def retime(self, rounds: int = 2) -> None:
+        """Times vanilla, the best Spiffy and the three best folds again, in turns, so that what else the device does meanwhile hits them
+        alike; the choice is made among them."""
+        fit = sorted((o for o in self.outcomes.values() if self.qualifies(o)), key=self.low, reverse=True)
+        best = [o for m, n in (("vanilla", 1), ("spiffy", 1), ("specfold", 3)) for o in [o for o in fit if o.setting.method == m][:n]]
+        self.finalists = [o.setting for o in best]
         if len(best) < 2 or (self.timing and all(o.setting.key in self.timing.milliseconds for o in best)):
             return
         key = "timing " + ", ".join(o.setting.key for o in best)
 
         def make() -> dict[str, list[float]]:
-            count = min(len(self.held), max(self.subject.batch, 8))
+            count = -(-min(len(self.held), 8) // self.subject.batch)
             samples: dict[str, list[float]] = {o.setting.key: [] for o in best}
             for _ in range(rounds):
                 for o in best:
-                    again, _ = measure(self.subject, self.held[:count], o.setting, self.graphs[o.setting], (self.vanilla or [])[:count])
-                    samples[o.setting.key] += again.milliseconds
+                    samples[o.setting.key] += timed(self.subject, self.held, o.setting, self.graphs[o.setting], count)[1]
             return samples
 
-        self.note("timing the best of each method in turns")
+        self.note("timing the best settings again, in turns")
         for name, samples in self.journal.once(key, make).items():
             for setting in self.outcomes:
                 if setting.key == name:
                     self.outcomes[setting] = replace(self.outcomes[setting], milliseconds=samples)
+
+    def gates(self) -> dict[str, Any]:
+        """Where the leading fold recomputes, on the first prompts."""
+        setting, subject = self.leading("specfold").setting, self.subject
+
+        def make() -> dict[str, Any]:
+            fold = setting.fold()
+            assert fold is not None
+            seen = watch_gates(subject.params, self.held[:WATCHED], subject.model, subject.decode, self.graphs[setting], fold)
+            return seen | {"setting": setting.key, "prompts": len(self.held[:WATCHED])}
+
+        self.note(f"watching the gates of {setting.key}")
+        return self.journal.once(f"gates {setting.key}", make)
 
 
 def tune(
@@ -265,19 +252,20 @@ def tune(
         few = f"too few prompts to tune on: {len(calibration) + len(held)} different ones, at least {FEWEST} are needed"
         made = p.Profile("vanilla", subject.decode, DraftGraph.empty(), None, plan["made_for"], {}, (f"{few}; vanilla is the safe choice",))
         made.save(folder / "profile.json")
-        return Tuned(made, [], [], subject.batch, search.seed, search.agreement)
+        return Tuned(made, [], [], None, subject.batch, search.seed, search.agreement)
     begun = time.monotonic()
     tuner = _Tuner(subject, search, calibration, held, journal, timing, lambda text: note(f"{time.monotonic() - begun:5.0f} s  {text}"))
-    vanilla = tuner.outcome(Setting("vanilla"))
+    vanilla, gates = tuner.outcome(Setting("vanilla")), None
     found = tuner.candidates()
     if found:
         tuner.search_drafts(found, vanilla)
         tuner.search_fold()
         tuner.retime()
+        gates = tuner.gates()
     chosen = tuner.best()
     assert chosen is not None  # vanilla agrees with itself
-    made = report.profile_of(tuner, chosen, found, plan)
+    made = report.profile_of(tuner, chosen, found, gates, plan)
     made.save(folder / "profile.json")
     table = TimingTable(subject.name, subject.batch, device_name(), {s.key: o.milliseconds for s, o in tuner.outcomes.items()})
     table.save(folder / "timing.json")
-    return Tuned(made, found, list(tuner.outcomes.values()), subject.batch, search.seed, search.agreement)
+    return Tuned(made, found, list(tuner.outcomes.values()), gates, subject.batch, search.seed, search.agreement)

@@ -36,7 +36,9 @@ class Candidate:
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Candidate":
         """From `record`'s value."""
-        return cls(**record | {"graph": graph_from(record["graph"])})
+        values: dict[str, Any] = dict(record)
+        values["graph"] = graph_from(record["graph"])
+        return cls(**values)
 
 
 def candidate(

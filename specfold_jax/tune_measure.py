@@ -1,8 +1,8 @@
 """What one setting does on held-out prompts: agreement with vanilla, forwards, recompute ratios, time; and how sure that is."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
-from specfold_jax.generate import Run, batches, pad, run, summarise
+from specfold_jax.generate import Method, Run, batches, pad, run, summarise
 from specfold_jax.graph import DraftGraph
 from specfold_jax.model import Params
 from specfold_jax.timing_table import median
@@ -33,7 +33,7 @@ class Subject(NamedTuple):
 class Setting:
     """A method with its settings; None where the method has none."""
 
-    method: str
+    method: Method
     source: str | None = None
     drafts: int | None = None
     reach: int | None = None
@@ -119,8 +119,11 @@ class Outcome:
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Outcome":
         """From `record`'s value."""
-        setting = record["setting"]
-        return cls(**record | {"setting": Setting(**setting | {"guard": np.inf if setting["guard"] == "inf" else setting["guard"]})})
+        values: dict[str, Any] = dict(record)
+        values["setting"] = Setting(**values["setting"])
+        if values["setting"].guard == "inf":
+            values["setting"] = replace(values["setting"], guard=np.inf)
+        return cls(**values)
 
     def figures(self, batch: int, seed: int) -> dict[str, Any]:
         """The figures and intervals a profile quotes."""
@@ -151,29 +154,32 @@ def iterations(forwards: np.ndarray, batch: int) -> np.ndarray:
     return padded.reshape(len(forwards), -1, batch).max(axis=2).sum(axis=1)
 
 
-def measure(
-    subject: Subject,
-    ids: Sequence[Sequence[int]],
-    setting: Setting,
-    graph: DraftGraph | None,
-    vanilla: Sequence[Sequence[int]] | None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[Outcome, list[list[int]]]:
-    """Decodes the prompts with a setting; also returns what it generated. `vanilla`: what vanilla generated (None: this is vanilla)."""
+def timed(
+    subject: Subject, ids: Sequence[Sequence[int]], setting: Setting, graph: DraftGraph | None, first: int | None = None
+) -> tuple[list[Any], list[float]]:
+    """The decoded batches on the host, and milliseconds of a loop iteration in each. `first`: only that many batches."""
     params, model, decode = subject.params, subject.model, subject.decode
-    parts = [(jnp.asarray(tokens), jnp.asarray(lengths)) for tokens, lengths in batches(ids, subject.batch)]
 
     def go(tokens: jax.Array, lengths: jax.Array) -> Any:
-        return jax.block_until_ready(run(setting.method, params, tokens, lengths, model, decode, graph, setting.fold()))  # type: ignore[arg-type]
+        return jax.block_until_ready(run(setting.method, params, tokens, lengths, model, decode, graph, setting.fold()))
 
+    parts = [(jnp.asarray(tokens), jnp.asarray(lengths)) for tokens, lengths in batches(ids, subject.batch)[:first]]
     go(*parts[0])  # compiles and warms up
     done, milliseconds = [], []
     for tokens, lengths in parts:
-        begun = clock()
+        begun = time.perf_counter()
         decoded = go(tokens, lengths)
-        milliseconds.append((clock() - begun) * 1000)
+        seconds = time.perf_counter() - begun
         done.append(jax.device_get(decoded))
-        milliseconds[-1] /= max(int(done[-1].stats.nfe.max()), 1)
+        milliseconds.append(1000 * seconds / max(int(done[-1].stats.nfe.max()), 1))
+    return done, milliseconds
+
+
+def measure(
+    subject: Subject, ids: Sequence[Sequence[int]], setting: Setting, graph: DraftGraph | None, vanilla: Sequence[Sequence[int]] | None
+) -> tuple[Outcome, list[list[int]]]:
+    """Decodes the prompts with a setting; also returns what it generated. `vanilla`: what vanilla generated (None: this is vanilla)."""
+    done, milliseconds = timed(subject, ids, setting, graph)
     whole = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(ids)], *done)
     prompt_lengths = pad(ids)[1]
     result = Run(whole, prompt_lengths, summarise(whole, prompt_lengths, 0.0, setting.method))

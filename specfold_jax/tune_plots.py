@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from specfold_jax.draw import EDGE, INK, draw_graph
+from specfold_jax.graph import DraftGraph
 from specfold_jax.tune_measure import Outcome
 
 COLOURS = ("#1f77b4", "#d1495b", "#2a9d8f", "#e09f3e", "#7b5ea7", "#5c6b73")
@@ -24,10 +25,11 @@ def draw_all(tuned: Any, folder: Path) -> list[Path]:
     wanted: dict[str, Callable[[Path], None]] = {}
     if folded:
         wanted |= {"speed.png": lambda path: speed(tuned, folded, path), "recompute.png": lambda path: recompute(folded, path)}
+    if tuned.gates:
+        wanted["positions.png"] = lambda path: positions(tuned.gates, path)
     if tuned.candidates:
         wanted["forwards.png"] = lambda path: forwards(tuned, path)
-    if tuned.profile.graph.nodes:
-        wanted["graph.png"] = lambda path: draw_graph(tuned.profile.graph, path)
+        wanted["graph.png"] = lambda path: draw_graph(_graph(tuned), path)
     for name, draw in wanted.items():
         partial = folder / f".{name}.{os.getpid()}.partial"
         try:
@@ -41,12 +43,12 @@ def draw_all(tuned: Any, folder: Path) -> list[Path]:
 def speed(tuned: Any, folded: list[Outcome], path: Path) -> None:
     """Tokens/s over agreement, both against tau: a series for each graph and guard, vanilla and the best Spiffy as bands."""
     figure, (above, below) = _figure(2, (7.6, 6.6), sharex=True, height_ratios=(3, 2))
-    taus = sorted({o.setting.tau for o in folded if o.setting.tau is not None})
+    taus = sorted({_tau(o) for o in folded})
     place = {tau: n for n, tau in enumerate(taus)}
     series = sorted({(o.setting.drafts, o.setting.reach, o.setting.guard) for o in folded})
     for n, (drafts, reach, guard) in enumerate(series):
         mine = sorted((o for o in folded if (o.setting.drafts, o.setting.reach, o.setting.guard) == (drafts, reach, guard)), key=_tau)
-        x = [place[o.setting.tau] + 0.09 * (n - (len(series) - 1) / 2) for o in mine]
+        x = [place[_tau(o)] + 0.09 * (n - (len(series) - 1) / 2) for o in mine]
         style = {"color": COLOURS[n % len(COLOURS)], "marker": "o", "ms": 5, "lw": 1.4, "capsize": 3, "elinewidth": 1}
         rates = [o.rate(tuned.batch) for o in mine]
         _bars(
@@ -84,9 +86,10 @@ def forwards(tuned: Any, path: Path) -> None:
         mine = sorted((c for c in tuned.candidates if (c.source, c.reach) == (source, reach)), key=lambda c: c.drafts)
         if mine:
             y = [base - c.saved for c in mine]
-            axes.plot(
-                [c.drafts for c in mine], y, color=COLOURS[n], marker="o", ms=4, lw=1.3, label=f"{SOURCE_NAMES[source]}, from records"
-            )
+            # Confidence and union may coincide: both are to be seen.
+            width, size, dashes = {"ranks": (1.4, 4, "-"), "confidence": (2.8, 7, "-"), "union": (1.4, 4, "--")}[source]
+            line: Any = {"color": COLOURS[n], "marker": "o", "ms": size, "lw": width, "ls": dashes}
+            axes.plot([c.drafts for c in mine], y, label=f"{SOURCE_NAMES[source]}, from records", **line)
     seen: set[str] = set()
     for method, marker in (("spiffy", "D"), ("specfold", "^")):
         for o in (o for o in tuned.outcomes if o.setting.method == method and o.setting.reach == reach):
@@ -113,7 +116,7 @@ def recompute(folded: list[Outcome], path: Path) -> None:
     shares = np.array([o.recompute for o in mine])  # [tau, layer, gate]
     figure = Figure(figsize=(7.6, 1.9 + 0.28 * shares.shape[1]), dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
-    image = None
+    image: Any = None
     both = figure.subplots(1, 2, sharey=True)
     for gate, (axes, name) in enumerate(zip(both, ("before attention", "before the feed-forward network"), strict=True)):
         image = axes.imshow(shares[..., gate].T, vmin=0, vmax=1, cmap="YlGnBu", aspect="auto", origin="lower")
@@ -135,6 +138,32 @@ def recompute(folded: list[Outcome], path: Path) -> None:
     figure.savefig(path, format="png")
 
 
+def positions(gates: dict[str, Any], path: Path) -> None:
+    """Heat map, layer by position in the block, of the share of drafts computed there before attention (`tune_gates.watch_gates`)."""
+    share = np.array(gates["share"])
+    figure = Figure(figsize=(7.6, 1.7 + 0.22 * len(share)), dpi=160, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    image = axes.imshow(share, vmin=0, vmax=1, cmap="YlGnBu", aspect="auto", origin="lower")
+    axes.set_xlabel("position in the block")
+    axes.set_ylabel("layer")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(length=0, colors=INK, labelsize=8)
+    axes.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=axes, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelsize=8, colors=INK)
+    detail = f"{gates['setting']}: {gates['drafts']:,} drafts, {gates['collapsed']:.1%} collapsed onto another"
+    _title(axes, "Share of drafts recomputed before attention", detail)
+    figure.savefig(path, format="png")
+
+
+def _graph(tuned: Any) -> DraftGraph:
+    """The chosen graph, or the one that saves most where vanilla was chosen."""
+    return tuned.profile.graph if tuned.profile.graph.nodes else max(tuned.candidates, key=lambda c: c.saved).graph
+
+
 def _tau(outcome: Outcome) -> float:
     return outcome.setting.tau or 0.0
 
@@ -148,7 +177,8 @@ def _figure(rows: int, size: tuple[float, float], **kwargs: Any) -> tuple[Figure
         each.spines[["left", "bottom"]].set_color(EDGE)
         each.tick_params(colors=INK, labelsize=8)
         each.grid(axis="y", color=EDGE, alpha=0.25, lw=0.6)
-        each.xaxis.label.set_size(9), each.yaxis.label.set_size(9)
+        each.xaxis.label.set_size(9)
+        each.yaxis.label.set_size(9)
     return figure, tuple(axes)
 
 

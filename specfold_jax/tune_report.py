@@ -40,19 +40,19 @@ def _version() -> str:
         return "source"
 
 
-def profile_of(tuner: Any, chosen: Outcome, found: list[Candidate], plan: dict[str, Any]) -> p.Profile:
+def profile_of(tuner: Any, chosen: Outcome, found: list[Candidate], gates: dict[str, Any] | None, plan: dict[str, Any]) -> p.Profile:
     """The profile of the chosen outcome."""
     batch, seed = tuner.subject.batch, tuner.search.seed
     setting = chosen.setting
     graph = DraftGraph.empty() if setting.method == "vanilla" else tuner.graphs[setting]
     rivals = {method: best.figures(batch, seed) for method in p.METHODS if (best := tuner.best(method)) is not None}
-    origin = [c for c in found if (c.source, c.drafts, c.reach) == (setting.source, setting.drafts, setting.reach)]
     measured = {
         "chosen": chosen.figures(batch, seed),
         "best_of_each_method": rivals,
         "calibration_prompts": len(tuner.calibration),
         "held_out_prompts": len(tuner.held),
-        "draft_diversity": origin[0].diversity if origin else None,
+        "draft_diversity": {f"{c.source} drafts={c.drafts} reach={c.reach}": c.diversity for c in found},
+        "collapsed_drafts": gates and {name: gates[name] for name in ("setting", "prompts", "drafts", "collapsed")},
         "seed": seed,
         "batch": batch,
         "dtype": plan["dtype"],
@@ -90,12 +90,11 @@ def notes(tuner: Any, chosen: Outcome) -> list[str]:
         lines.append(f"Spiffy, lossless by construction, misses {target:.2%} here: in {dtype} ties break both ways.")
     if not any(o.setting.method == "spiffy" for o in tuner.outcomes.values()):
         lines.append("The calibration prompts offer nothing to draft, so only vanilla was measured.")
-    certain, count = chosen.agreement_interval[0], len(chosen.same)
-    if not chosen.setting.lossless and certain < target:
-        lines.append(
-            f"Agreement was {sum(chosen.same)} of {count}: at least {certain:.1%} with 95 % confidence. "
-            f"{count} prompts cannot certify {target:.2%}; that takes about {_needed(target)} without a difference."
-        )
+    (least, most), count = chosen.agreement_interval, len(chosen.same)
+    if chosen.setting.method != "vanilla":
+        lines.append(f"{sum(chosen.same)} of {count} held-out answers were vanilla's (95 % interval {least:.1%} to {most:.1%}).")
+    if not chosen.setting.lossless and least < target:
+        lines.append(f"So few cannot certify {target:.2%}; that takes about {_needed(target)} prompts without a difference.")
     return lines
 
 
@@ -109,4 +108,4 @@ def _forwards(outcome: Outcome, vanilla: Outcome) -> str:
 
 def _needed(target: float, z: float = 1.959964) -> str:
     """Prompts without a difference whose Wilson lower end is the target: n / (n + z^2)."""
-    return "infinitely many prompts" if target >= 1 else f"{int(np.ceil(z * z * target / (1 - target))):,}"
+    return "infinitely many" if target >= 1 else f"{int(np.ceil(z * z * target / (1 - target))):,}"

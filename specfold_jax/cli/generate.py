@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.profile:
         flags.check_profile(args)
     args.method = args.method or "specfold"  # a profile's comes later, when it has been read
-    methods = flags.METHODS if args.compare else (args.method,)
+    methods: Any = flags.METHODS if args.compare else (args.method,)
     flags.check_method(args, methods)
     for other in ("compare", "json"):
         if args.live and getattr(args, other):

@@ -50,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--reach", type=_list(int), metavar="N,N", help="sub-blocks drafts may lie in (default: the whole block)")
     group.add_argument("--sources", type=lambda text: tuple(text.split(",")), metavar="S,S", help="ranks,confidence,union (default: all)")
     group.add_argument("--taus", type=_list(float), metavar="X,X", help="specfold: fold thresholds (default 0.05,0.1,0.2)")
-    group.add_argument("--guards", type=_list(float), metavar="X,X", help="specfold: guards, the usual one first (default 0.5,0,1)")
+    group.add_argument("--guards", type=_list(float), metavar="X,X", help="specfold: guards, the usual one first (default 0.5,0)")
     group.add_argument("--timing", metavar="FILE", help="timing.json of another run: its times count, not the clock's")
     group.add_argument("--name", help="the model's name to record (default: its folder's name); decoding checks it")
     flags.add_prompts(parser, samples=f"use N packaged problems (default {SAMPLES} for tiny)")
@@ -78,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
     subject = Subject(setup.name if args.name is None else args.name, setup.params, setup.model, setup.decode, args.batch)
     timing = TimingTable.load(args.timing, subject.name, args.batch) if args.timing else None
     folder = Path(args.out)
-    tuned = tune(subject, setup.encode(prompts), search, folder, timing, lambda text: note.print(text, highlight=False, style="dim", soft_wrap=True))
+    tuned = tune(
+        subject, setup.encode(prompts), search, folder, timing, lambda text: note.print(text, highlight=False, style="dim", soft_wrap=True)
+    )
     if tuned.outcomes:
         from specfold_jax.tune_plots import draw_all
 
@@ -95,21 +97,22 @@ def _table(tuned: Any) -> Any:
     """A row a setting, the chosen one marked."""
     from specfold_jax.cli.tables import grid
 
-    held = len(tuned.outcomes[0].same)
-    columns = ("setting", "tokens/s", "95 % interval", "identical", "95 % interval", "forwards/prompt", "depth", "recompute", "ms/forward")
-    table = grid(f"Settings on {held} held-out prompts, batch {tuned.batch}", *columns)
+    held, several = len(tuned.outcomes[0].same), len({o.setting.reach for o in tuned.outcomes} - {None}) > 1
+    names = ("method", "drafts from", "D", *(["reach"] if several else []), "tau", "guard", "tokens/s", "95 %", "same", "forwards", "rho")
+    table = grid(f"{held} held-out prompts, batch {tuned.batch} (* chosen; same: answers; forwards: a prompt; rho: recomputed)", *names)
+    table.padding = (0, 2, 0, 0)
     chosen = tuned.profile.measured["chosen"]["setting"]
-    for outcome in tuned.outcomes:
-        f = outcome.figures(tuned.batch, tuned.seed)
-        (low, high), (least, most) = f["tokens_per_second_interval95"], f["agreement_interval95"]
+    for o in tuned.outcomes:
+        setting, (low, high) = o.setting, o.rate_interval(tuned.batch, tuned.seed)
+        known = [setting.drafts, *([setting.reach] if several else []), setting.tau, setting.guard]
         table.add_row(
-            ("* " if f["setting"] == chosen else "  ") + f["setting"],
-            f"{f['tokens_per_second']:.1f}",
-            f"{low:.1f}-{high:.1f}",
-            f"{sum(outcome.same)}/{held}",
-            f"{least:.0%}-{most:.0%}",
-            f"{f['forwards_per_sample']:.2f}",
-            *("-" if f[key] is None else f"{f[key]:.2f}" for key in ("accepted_depth", "recompute_ratio")),
-            f"{f['milliseconds_per_iteration']:.2f}",
+            ("*" if setting.key == chosen else "") + setting.method,
+            setting.source or "-",
+            *("-" if value is None else f"{value:g}" for value in known),
+            f"{o.rate(tuned.batch):.1f}",
+            f"{low:.0f}-{high:.0f}",
+            f"{sum(o.same)}",
+            f"{o.forwards_per_sample:.2f}",
+            "-" if o.recompute_ratio is None else f"{o.recompute_ratio:.2f}",
         )
     return table

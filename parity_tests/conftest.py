@@ -1,0 +1,92 @@
+"""Shared settings and fixtures. Promotion is strict and products are exact, so that a slip of dtype or precision fails a test."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+import specfold_jax as sf
+from golden_cases import GOLDEN, MASK
+from specfold_jax.model import Params
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_default_matmul_precision", "highest")
+# The same examples on every run and machine: a failure is a failure, and a rerun tells nothing new.
+settings.register_profile(
+    "parity", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("parity")
+
+FAMILIES = ("fast_dllm_v2", "nld", "sdar")
+
+
+class Checkpoint(NamedTuple):
+    """A golden checkpoint in float32."""
+
+    family: str
+    model: sf.ModelConfig
+    params: Params
+
+    def first_layers(self, layers: int) -> "Checkpoint":
+        """The checkpoint without its last layers: laws that hold for any weights need no more than two."""
+        return Checkpoint(
+            self.family, dataclasses.replace(self.model, layers=layers), self.params | {"layers": self.params["layers"][:layers]}
+        )
+
+
+def load(name: str) -> Checkpoint:
+    """Loads a golden checkpoint folder."""
+    model, params = sf.load(GOLDEN / name, dtype="float32", mask_id=MASK[name.split("/")[0]])
+    return Checkpoint(name, model, params)
+
+
+@pytest.fixture(scope="session")
+def checkpoints() -> dict[str, Checkpoint]:
+    """All golden checkpoints by folder name."""
+    return {name: load(name) for name in (*FAMILIES, "fast_dllm_v2/tied", "nld/yarn_quarter")}
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def checkpoint(request, checkpoints) -> Checkpoint:
+    """Each family in turn."""
+    return checkpoints[request.param]
+
+
+@pytest.fixture(scope="session")
+def small(checkpoint) -> Checkpoint:
+    """Two layers of each family in turn."""
+    return checkpoint.first_layers(2)
+
+
+@pytest.fixture(scope="session")
+def fast(checkpoints) -> Checkpoint:
+    """Two layers of Fast-dLLM v2."""
+    return checkpoints["fast_dllm_v2"].first_layers(2)
+
+
+class Ragged(NamedTuple):
+    """Right-padded prompts; `tokens` int32 [batch, capacity], `lengths` int32 [batch]."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+
+
+@pytest.fixture(scope="session")
+def ragged() -> Ragged:
+    """Eight prompts whose lengths stand on both sides of every block edge the tests use; padding holds ids that no prompt may hold."""
+    rng = np.random.default_rng(20)
+    lengths = np.array([1, 31, 32, 33, 15, 16, 17, 40], np.int32)
+    tokens = rng.integers(101, 300, (8, 40)).astype(np.int32)
+    tokens[np.arange(40) >= lengths[:, None]] = -7
+    return Ragged(tokens, lengths)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked `gpu` where no CUDA device is present."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not any(device.platform == "gpu" for device in jax.devices()):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device; JAX sees {jax.devices()}"))
