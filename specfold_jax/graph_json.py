@@ -29,7 +29,10 @@ def save(path: str | os.PathLike, arrays: Mapping[str, np.ndarray], values: Mapp
 
 
 def load(path: str | os.PathLike, what: str, arrays: Mapping[str, type], values: Sequence[str], unbounded: str) -> dict[str, Any]:
-    """Reads a file with exactly these fields, arrays in these dtypes; null is -infinity in the array `unbounded`. Raises ValueError naming the file's fault and the field."""
+    """Reads a file with exactly these fields, arrays in these dtypes; null is -infinity in the array `unbounded`.
+
+    Raises ValueError naming the file's fault and the field.
+    """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:  # covers text that is not UTF-8

@@ -22,8 +22,9 @@ class Stats(struct.PyTreeNode):
     `nfe` = `checks` (forwards whose canvas had masks) + `commits` (forwards on a finished canvas); `prefills` apart. `steps`: vanilla
     reveal steps made. `drafting`: checks that had a draft; `drafted`: draft branches evaluated; `accepted`: branches whose evaluation
     was used, each of which saved a forward; `saved_commits`: those that served as a commit; `shared`: those that were a next block's
-    first check. `guard_stops`: chains ended by the guard. `computed_rows` [batch, layers, 2]: rows of draft branches computed before
-    attention and before the feed-forward network, of `total_rows`. `status`: 0, or why a row was not decoded (`validate.STATUS`).
+    first check. `guard_stops`: chains ended at a folded branch (a narrow decision, or a commit). `computed_rows` [batch, layers, 2]:
+    rows of draft branches computed before attention and before the feed-forward network, of `total_rows`. `status`: 0, or why a row
+    was not decoded (`validate.STATUS`).
     """
 
     nfe: Array

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # else its import advises to install PyTorch, which tokenizers do not need
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specfold_jax.checkpoint import resolve_folder
