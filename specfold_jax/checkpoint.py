@@ -101,9 +101,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{folder}: no config.json; a checkpoint folder holds config.json and *.safetensors")
     try:
-        return json.loads(file.read_text())
+        config = json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{file}: not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file}: must be an object of fields, not {str(config)[:40]}")
+    return config
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -5,6 +5,7 @@ numbers one sweeps (threshold, temperature, seed, tau, guard) are leaves, so cha
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,9 +22,22 @@ def _static(**kwargs: Any) -> Any:
 
 
 def _register[T: type](cls: T) -> T:
+    """A pytree whose unflattening goes past the constructor: leaves may be tracers, and checking arrays would wait for the device."""
     fields = cls.__dataclass_fields__.values()
     static = [f.name for f in fields if f.metadata.get("static")]
-    return jax.tree_util.register_dataclass(cls, [f.name for f in fields if f.name not in static], static)
+    swept = [f.name for f in fields if f.name not in static]
+
+    def flatten(config: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        return [(jax.tree_util.GetAttrKey(n), getattr(config, n)) for n in swept], tuple(getattr(config, n) for n in static)
+
+    def unflatten(aux: tuple[Any, ...], leaves: Iterable[Any]) -> Any:
+        config = object.__new__(cls)
+        for name, value in zip(swept + static, (*leaves, *aux), strict=True):
+            object.__setattr__(config, name, value)
+        return config
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls
 
 
 def concrete(value: Any) -> np.ndarray | None:
@@ -35,6 +49,8 @@ def concrete(value: Any) -> np.ndarray | None:
 
 def _number(config: Any, name: str, dtype: type, rule: str, valid: Any) -> None:
     """Checks a swept number and stores it with a strong dtype, so that 0.9 and np.float32(0.9) share one compilation."""
+    if isinstance(getattr(config, name), str):
+        raise ValueError(f"{name}={getattr(config, name)!r} must be {rule}, not text")
     value = concrete(getattr(config, name))
     if value is None:
         return

@@ -86,7 +86,8 @@ def _decode(
     prompts, lengths = jnp.asarray(prompts, jnp.int32), jnp.asarray(lengths, jnp.int32)
     state = begin(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
     state = lax.while_loop(unfinished, lambda state: decode_step(state, params, model, decode, graph, fold), state)
-    return finish(state, model, decode)
+    decoded = finish(state, model, decode)
+    return decoded._replace(lengths=jnp.where(decoded.stats.status == 0, decoded.lengths, lengths))
 
 
 def vanilla_decode(

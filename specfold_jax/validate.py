@@ -1,6 +1,5 @@
 """Checks on arrays: on the host with clear errors, and under `jit` as a status per row."""
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -65,9 +64,10 @@ def validate(
     for name, array in (("prompts", prompts), ("lengths", lengths)):
         if not jnp.issubdtype(array.dtype, jnp.integer):
             raise ValueError(f"{name} has dtype {array.dtype}, needs whole numbers (int32)")
-    seed = concrete(decode.seed)
-    if seed is not None and seed.ndim and seed.shape != lengths.shape:
-        raise ValueError(f"seed has shape {seed.shape}, needs one number or one a row {lengths.shape}")
+    if jnp.shape(decode.seed) not in ((), lengths.shape):
+        raise ValueError(f"seed has shape {jnp.shape(decode.seed)}, needs one number or one a row {lengths.shape}")
+    if prompts.shape[1] + decode.max_new_tokens + decode.block(model) >= 2**31:
+        raise ValueError(f"max_new_tokens={decode.max_new_tokens} is too large: positions are int32")
     if bad := [i for i in decode.stops(model) if not 0 <= i < model.vocab]:
         raise ValueError(f"stop_ids={bad} lie outside the vocabulary of {model.vocab}")
     if graph is not None and concrete(graph.pairs) is not None:
@@ -85,6 +85,3 @@ def validate(
             raise ValueError(f"row {row}: token id {ids[outside[0]]} at {outside[0]} lies outside the vocabulary of {model.vocab}")
         if masks := np.flatnonzero(ids == model.mask_id).tolist():
             raise ValueError(f"row {row}: the mask token {model.mask_id} at {masks[0]} cannot be part of a prompt")
-    capacity = tokens.shape[1] + decode.max_new_tokens
-    if capacity >= 2**31 or not math.isfinite(capacity):
-        raise ValueError(f"max_new_tokens={decode.max_new_tokens} is too large")
