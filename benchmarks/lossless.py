@@ -73,7 +73,8 @@ def main(argv: list[str]) -> None:
         base = DecodeConfig()
         if not graphs:
             reach = base.block(model) // base.window(model)
-            records = watch(params, *map(jnp.asarray, watched), model, base, reach=reach)
+            prompts, lengths = map(jnp.asarray, watched)
+            records = watch(params, prompts, lengths, model, base, reach=reach)
             graphs = {source: choose(records, model, base, FLAGS.drafts, source, reach=reach, name="tiny") for source in FLAGS.source}
         for batch in FLAGS.batch if dtype == "float32" else FLAGS.batch[:1]:
             for temperature in FLAGS.temperature:

@@ -112,8 +112,8 @@ def _table(rows: Rows, *columns: Column, samples: bool = True) -> str:
 def _methods(rows: Rows) -> str:
     rows = _large(_where(rows, **MAIN))
     found = _where(rows, method="vanilla")
-    found += _where(rows, method="spiffy", source="union", drafts=(3, 8), share=True)
-    found += _where(rows, method="specfold", source="union", tau=(0.05, 0.1, 0.2), guard=(0, 0.5))
+    found += _where(rows, method="spiffy", source="confidence", drafts=(3, 8), share=True)
+    found += _where(rows, method="specfold", source="confidence", tau=(0.05, 0.1, 0.2), guard=(0, 0.5))
     return _table(found, METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, PER_TOKEN, DEPTH, RECOMPUTE)
 
 
@@ -154,7 +154,7 @@ def _speed(rows: Rows) -> str:
 def _lengths(rows: Rows) -> str:
     """Short outputs beside long ones: by vanilla's length, and all answers capped."""
     found: Rows = []
-    rows = _where(rows, dtype="float32", threshold=0.9, sub_block=8, temperature=0.0, share=(None, True), source=(None, "union"))
+    rows = _where(rows, dtype="float32", threshold=0.9, sub_block=8, temperature=0.0, share=(None, True), source=(None, "confidence"))
     rows = _where(rows, drafts=(None, 8), tau=(None, 0.1), guard=(None, 0.5))
     for row in _where(rows, max_new_tokens=256):
         short = row["setting"]["short"]
