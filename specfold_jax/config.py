@@ -4,7 +4,6 @@ All three are frozen dataclasses registered as pytrees. Fields that shape the pr
 numbers one sweeps (threshold, temperature, seed, tau, guard) are leaves, so changing them never recompiles a jitted decode.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -197,8 +196,3 @@ class FoldConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {allowed}")
-
-
-def logit(probability: float) -> float:
-    """Log-odds of a probability, with 0 and 1 going to -inf and +inf."""
-    return math.inf if probability >= 1 else -math.inf if probability <= 0 else math.log(probability / (1 - probability))
