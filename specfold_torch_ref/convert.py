@@ -1,0 +1,99 @@
+"""Parameters of the JAX side and of this side, moved both ways bit for bit: one table of names, and NumPy in between."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import Tensor
+
+from specfold_jax.checkpoint import shapes
+from specfold_jax.config import ModelConfig
+from specfold_torch_ref.model import Params
+
+Path = tuple[str | int, ...]
+TOP = {"embed": "embed", "norm": "norm", "head": "head"}
+LAYER = {
+    "attn_norm": "attn_norm",
+    "qkv": "qkv",
+    "qkv_bias": "qkv_bias",
+    "q_norm": "q_norm",
+    "k_norm": "k_norm",
+    "o": "o",
+    "ffn_norm": "ffn_norm",
+    "gate_up": "gate_up",
+    "down": "down",
+}
+"""Name on the JAX side -> name on this side. `head`, `qkv_bias`, `q_norm` and `k_norm` are there where the model has them."""
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def name_table(model: ModelConfig) -> dict[Path, Path]:
+    """Place in the JAX pytree -> place in this side's dict, for every parameter of the model."""
+    wanted = shapes(model)
+    table: dict[Path, Path] = {(name,): (TOP[name],) for name in wanted if name != "layers"}
+    for index, layer in enumerate(wanted["layers"]):
+        table |= {("layers", index, name): ("layers", index, LAYER[name]) for name in layer}
+    return table
+
+
+def to_torch(params: dict[str, Any], model: ModelConfig, device: torch.device | str = "cpu") -> Params:
+    """The JAX side's parameters as tensors. Raises ValueError naming what is missing, extra, or of a wrong shape or dtype."""
+    return _move(params, model, name_table(model), lambda array: _tensor(np.array(array)).to(device))
+
+
+def to_jax(params: Params, model: ModelConfig) -> dict[str, Any]:
+    """This side's parameters as JAX arrays. Raises ValueError naming what is missing, extra, or of a wrong shape or dtype."""
+    back = {here: there for there, here in name_table(model).items()}
+    return _move(params, model, back, lambda tensor: jnp.asarray(_array(tensor)))
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    if array.dtype == jnp.bfloat16:  # which torch does not take from NumPy
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
+    return tensor.numpy()
+
+
+def _move(params: dict[str, Any], model: ModelConfig, table: dict[Path, Path], convert: Any) -> dict[str, Any]:
+    problems, found = [], _leaves(params)
+    for path in found.keys() - table.keys():
+        problems.append(f"unexpected {_show(path)}")
+    for path, place in table.items():
+        wanted = _at(shapes(model), place if path not in found else path)
+        if path not in found:
+            problems.append(f"missing {_show(path)}")
+        elif tuple(found[path].shape) != wanted:
+            problems.append(f"{_show(path)} has shape {list(found[path].shape)}, the configuration says {list(wanted)}")
+        elif str(found[path].dtype).removeprefix("torch.") not in DTYPES:
+            problems.append(f"{_show(path)} has dtype {found[path].dtype}, needs one of {', '.join(DTYPES)}")
+    if problems:
+        raise ValueError("; ".join(sorted(problems)))
+    out: dict[str, Any] = {"layers": [{} for _ in range(model.layers)]}
+    for path, place in table.items():
+        _at(out, place[:-1])[place[-1]] = convert(found[path])
+    return out
+
+
+def _leaves(params: dict[str, Any]) -> dict[Path, Any]:
+    leaves: dict[Path, Any] = {(name,): value for name, value in params.items() if name != "layers"}
+    for index, layer in enumerate(params.get("layers", [])):
+        leaves |= {("layers", index, name): value for name, value in layer.items()}
+    return leaves
+
+
+def _at(tree: Any, path: Sequence[str | int]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _show(path: Path) -> str:
+    return ".".join(map(str, path))

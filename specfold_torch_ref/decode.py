@@ -1,0 +1,161 @@
+"""The decode loop: vanilla, Spiffy and SpecFold are one loop, which differs by its draft graph and its fold.
+
+One iteration evaluates, for every row of the batch, the canvas and its drafts in a single forward pass, follows the vanilla reveal
+rule through the branches as long as a branch equals the state it leads to, and commits finished blocks. Rows are independent: each has
+its own block, phase, length and stop.
+"""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.graph import DraftGraph
+from specfold_jax.validate import validate
+from specfold_torch_ref.accept import Chain, accept
+from specfold_torch_ref.branches import lay_out
+from specfold_torch_ref.distribution import Distributions
+from specfold_torch_ref.draft import nothing_known
+from specfold_torch_ref.model import Branches, Cache, Checked, Params, check
+from specfold_torch_ref.ops import Implementation
+from specfold_torch_ref.row import COMMIT, DENOISE, DONE, Row, where_row
+from specfold_torch_ref.state import Decoded, DecodeState, Stats, begin, finish, unfinished, write
+
+
+def decode_step(
+    state: DecodeState,
+    params: Params,
+    model: ModelConfig,
+    decode: DecodeConfig,
+    graph: DraftGraph,
+    fold: FoldConfig | None = None,
+    *,
+    impl: Implementation = "torch",
+) -> DecodeState:
+    """One iteration: one forward pass for all rows, with whatever it allows each of them to reveal, accept and commit.
+
+    The state's cache is written in place, past the entries that count for it; all else is new.
+    """
+    row = state.row
+    branches = lay_out(state, graph, model, decode)
+    checked = check(params, branches, state.cache, row.start, model, fold, decode.pack, impl=impl)
+    seen = Distributions(params, branches, checked, row, model, decode, graph, impl=impl)
+    chain = accept(row, branches, checked.folded.cpu(), seen, model, decode, fold)
+
+    commit(state.cache, checked, chain.commit, row.start)
+    left_behind = torch.where(chain.commit[:, None] >= 0, chain.finished, chain.row.canvas)
+    known, following = state.known, state.following
+    if graph.width:
+        source = chain.branch if fold is not None and fold.draft_from == "own" else chain.last
+        nothing = nothing_known(row.canvas.shape[0], row.canvas.shape[1], graph)
+        known = where_row(chain.fresh, nothing, seen.known(source, chain.row.step, graph.width))
+        following = seen.following(source)
+    return DecodeState(
+        row=chain.row,
+        tokens=write(state.tokens, left_behind, row.start),
+        cache=state.cache,
+        known=known,
+        following=following,
+        stats=_count(state.stats, row, branches, checked, chain),
+    )
+
+
+def commit(cache: Cache, checked: Checked, branch: Int[Tensor, " batch"], start: Int[Tensor, " batch"]) -> None:
+    """Writes the keys and values of each row's committing branch (-1: none) into the cache."""
+    rows = torch.nonzero(branch >= 0).flatten()
+    if not len(rows):
+        return
+    device, block = checked.hidden.device, checked.hidden.shape[2]
+    position = (start[rows, None] + torch.arange(block)).to(device)
+    row, kept = rows.to(device), branch[rows].to(device)
+    for old_pair, new_pair in zip(cache, checked.kv, strict=True):
+        for old, new in zip(old_pair, new_pair, strict=True):
+            old[row[:, None], position] = new[row, kept]
+
+
+def _count(stats: Stats, row: Row, branches: Branches, checked: Checked, chain: Chain) -> Stats:
+    """The statistics after one check."""
+    drafted = torch.sum(branches.drafts(), dim=1)
+    new = {
+        "nfe": row.phase != DONE,
+        "checks": row.phase == DENOISE,
+        "commits": row.phase == COMMIT,
+        "steps": chain.reveals,
+        "drafting": drafted > 0,
+        "drafted": drafted,
+        "accepted": (chain.moves - 1).clamp(min=0),
+        "saved_commits": chain.commit > 0,
+        "shared": chain.crossed,
+        "guard_stops": chain.guarded,
+        "computed_rows": checked.computed_rows.cpu(),
+        "total_rows": drafted * row.canvas.shape[1],
+    }
+    return stats._replace(**{name: getattr(stats, name) + value.long() for name, value in new.items()})
+
+
+@torch.inference_mode()
+def _decode(
+    params: Params,
+    prompts: Int[Tensor, "batch capacity"],
+    lengths: Int[Tensor, " batch"],
+    model: ModelConfig,
+    decode: DecodeConfig,
+    graph: DraftGraph,
+    fold: FoldConfig | None,
+    impl: Implementation,
+) -> Decoded:
+    prompts, lengths = torch.as_tensor(prompts).cpu(), torch.as_tensor(lengths).cpu()
+    validate(params, prompts.numpy(), lengths.numpy(), model, decode, graph, fold)
+    state = begin(params, prompts, lengths, model, decode, graph, impl=impl)
+    while unfinished(state):
+        state = decode_step(state, params, model, decode, graph, fold, impl=impl)
+    return finish(state, model, decode)
+
+
+def vanilla_decode(
+    params: Params,
+    prompts: Int[Tensor, "batch capacity"],
+    lengths: Int[Tensor, " batch"],
+    model: ModelConfig,
+    decode: DecodeConfig,
+    *,
+    impl: Implementation = "torch",
+) -> Decoded:
+    """Block-diffusion decoding, one state a forward pass: the loop with an empty graph.
+
+    `prompts` [batch, capacity] right-padded, `lengths` [batch], whole numbers (tensors or NumPy arrays). Runs on the parameters'
+    device, returns on the host. Raises ValueError for bad values, and with `impl="triton"` NotImplementedError for what the kernels lack.
+    """
+    return _decode(params, prompts, lengths, model, decode, DraftGraph.empty(), None, impl)
+
+
+def spiffy_decode(
+    params: Params,
+    prompts: Int[Tensor, "batch capacity"],
+    lengths: Int[Tensor, " batch"],
+    model: ModelConfig,
+    decode: DecodeConfig,
+    graph: DraftGraph,
+    *,
+    impl: Implementation = "torch",
+) -> Decoded:
+    """Lossless speculation with a draft graph (Spiffy, arXiv 2509.18085): the tokens of `vanilla_decode`, in fewer forward passes."""
+    return _decode(params, prompts, lengths, model, decode, graph, None, impl)
+
+
+def specfold_decode(
+    params: Params,
+    prompts: Int[Tensor, "batch capacity"],
+    lengths: Int[Tensor, " batch"],
+    model: ModelConfig,
+    decode: DecodeConfig,
+    graph: DraftGraph,
+    fold: FoldConfig,
+    *,
+    impl: Implementation = "torch",
+) -> Decoded:
+    """Speculation whose branches are folded onto the work they share (SpecFold, arXiv 2610.04875).
+
+    Lossless when `fold.guard` is infinite; otherwise `fold.tau` and `fold.guard` set how closely it follows vanilla decoding.
+    """
+    return _decode(params, prompts, lengths, model, decode, graph, fold, impl)
