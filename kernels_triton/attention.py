@@ -14,7 +14,7 @@ from kernels_triton.checks import check, check_head_dim, check_main
 from kernels_triton.numerics import dot, narrow
 from kernels_triton.tiles import padded
 
-ROWS, WARPS, STAGES = 64, 4, 3
+STAGES = 3
 LONGEST_BLOCK = 128
 
 
@@ -57,20 +57,21 @@ def branch_attention(
     out = torch.empty(batch, rows, heads, head_dim, dtype=torch.float32, device=device)
     o = torch.empty_like(q)
     sizes = (branches, block, head_dim**-0.5)
+    tile_rows, warps = (16, 8) if q.dtype == torch.float32 else (64, 4)
     tile = {
         "HEADS": heads,
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "LANES": padded(head_dim),
-        "ROWS": ROWS,
+        "ROWS": tile_rows,
         "KEYS": padded(block),
-        "num_warps": WARPS,
+        "num_warps": warps,
         "num_stages": STAGES,
     }
-    _prefix[triton.cdiv(rows * group, ROWS), kv_heads, batch](
+    _prefix[triton.cdiv(rows * group, tile_rows), kv_heads, batch](
         *(q, source, k_prefix, v_prefix, prefix, top, total, out, *sizes, *k_prefix.stride()[:3], *v_prefix.stride()[:3]), **tile
     )
-    _block[triton.cdiv(block * group, ROWS), branches * kv_heads, batch](
+    _block[triton.cdiv(block * group, tile_rows), branches * kv_heads, batch](
         *(q, k, v, source, causal, context, top, total, out, o, *sizes), HAS_CONTEXT=context is not None, **tile
     )
     return o

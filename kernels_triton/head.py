@@ -52,7 +52,7 @@ def head(
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
-        num_warps=tile.warps,
+        num_warps=8,
         num_stages=tile.stages,
     )
     tokens = torch.empty(rows, ranks, dtype=torch.int32, device=device)
@@ -64,7 +64,7 @@ def head(
         COLUMNS=tile.columns,
         TILES=padded(tiles, 2),
         CANDIDATES=padded(kept * tiles),
-        num_warps=4,
+        num_warps=8,
     )
     return tokens, odds, gap
 

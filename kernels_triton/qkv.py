@@ -62,9 +62,9 @@ def packed_qkv(
         HAS_QUERY_SCALE=query_scale_beta != 0,
         HALF_TILE=padded(head_dim // 2),
         ROWS=tile.rows,
-        DEPTH=tile.depth,
+        DEPTH=min(tile.depth, 64),  # two accumulators
         num_warps=tile.warps,
-        num_stages=min(tile.stages, 3),
+        num_stages=3,
     )
     return q, k, v
 

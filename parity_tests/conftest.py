@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import specfold_jax as sf
+from devices import DEVICE
 from golden_cases import GOLDEN, MASK
 from specfold_jax.model import Params
 
@@ -84,9 +85,20 @@ def ragged() -> Ragged:
     return Ragged(tokens, lengths)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` where no CUDA device is present."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not any(device.platform == "gpu" for device in jax.devices()):
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device; JAX sees {jax.devices()}"))
+def pytest_configure(config: pytest.Config) -> None:
+    """Infinities and NaN are meant where kernels meet them; Triton's interpreter computes with NumPy, which warns of them."""
+    config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out tests marked `gpu` where no CUDA device is present."""
+    marked = [item for item in items if item.get_closest_marker("gpu")] if DEVICE.type == "cpu" else []
+    if marked:
+        items[:] = [item for item in items if item not in marked]
+        config.hook.pytest_deselected(items=marked)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says why tests were left out."""
+    if DEVICE.type == "cpu" and terminalreporter.stats.get("deselected"):
+        terminalreporter.write_line("no CUDA device: tests marked gpu were left out")

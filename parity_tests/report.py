@@ -1,0 +1,68 @@
+"""Writes how far every implementation is from the fp32 reference, case by case: `python -m parity_tests.report`.
+
+The table goes to benchmarks/results/parity-<device>.json with device, versions and commit; the worst cases are printed.
+"""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests' modules name each other without the package, as pytest runs them
+
+import jax
+import torch
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.environment import RESULTS, environment, save, today
+from cases import CASES, Case
+from close import EXACT, TOLERANCE, errors
+from devices import DEVICE
+from implementations import IMPLEMENTATIONS, reference, run
+
+_OUT = flags.DEFINE_string("out", None, "File to write; by default benchmarks/results/parity-<device>.json.")
+_OP = flags.DEFINE_multi_string("op", None, "Operations to report; by default all.")
+_COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.")
+_WORST = flags.DEFINE_integer("worst", 12, "Cases to print.", lower_bound=1)
+
+
+def rows_of(case: Case, dtype: torch.dtype) -> list[dict]:
+    """One row per implementation and named output."""
+    want, rows = reference(case, dtype), []
+    for implementation in IMPLEMENTATIONS:
+        for name, error in errors(run(case.op, case.inputs(dtype, DEVICE), implementation), want).items():
+            tolerance = TOLERANCE[case.op][dtype] if want[name].dtype.is_floating_point else EXACT
+            labels = {"op": case.op, "case": case.name, "dtype": str(dtype).removeprefix("torch."), "implementation": implementation}
+            rows.append(labels | {"output": name, "error": float(f"{error:.3g}"), "tolerance": tolerance, "passed": error <= tolerance})
+    return rows
+
+
+def print_worst(rows: list[dict], count: int) -> None:
+    """The rows nearest to their tolerance, or beyond it."""
+    table = Table(*rows[0], title=f"{len(rows)} comparisons, {sum(not row['passed'] for row in rows)} beyond tolerance; the worst:")
+    for row in sorted(rows, key=lambda row: (row["passed"], -row["error"] / (row["tolerance"] or 1)))[:count]:
+        table.add_row(*map(str, row.values()))
+    Console(width=160).print(table)
+
+
+def main(_: list[str]) -> int:
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    chosen = [case for case in CASES if not _OP.value or case.op in _OP.value]
+    rows = [row for case in chosen for dtype in case.dtypes if case.runs(dtype, DEVICE) for row in rows_of(case, dtype)]
+    if not rows:
+        raise app.UsageError(f"no case of --op={_OP.value}")
+    record = environment(_COMMIT.value)
+    record["versions"] |= {name: version(name) for name in ("torch", "triton")}
+    record["torch_device"] = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "cpu, Triton in its interpreter"
+    name = record["torch_device"].removeprefix("NVIDIA ").split(",")[0].lower().replace(" ", "-")
+    path = Path(_OUT.value) if _OUT.value else RESULTS / f"parity-{name}.json"
+    save(path, {"date": today()} | record | {"rows": rows})
+    print_worst(rows, _WORST.value)
+    print(path)
+    return int(not all(row["passed"] for row in rows))
+
+
+if __name__ == "__main__":
+    app.run(main)
