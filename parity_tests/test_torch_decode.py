@@ -1,0 +1,102 @@
+"""Decoding on the Torch side is decoding on the JAX side: tokens, forwards, accepted drafts and folded positions, step by step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import specfold_jax as sf
+from conftest import Checkpoint
+from specfold_jax.checkpoint import resolve_folder
+from specfold_jax.tokens import encode
+from specfold_torch_ref.decode import specfold_decode, spiffy_decode, vanilla_decode
+from torch_twin import follow, same_result, tensor, twin
+
+INF = float("inf")
+STOPS = (92, 132, 172, 245, 305, 319)
+LENGTHS = np.array([17, 1, 15, 16], np.int32)
+SEEDS = np.array([3, -1, 2**31 - 1, 5], np.int32)
+GRAPH = sf.DraftGraph.from_sets(
+    [frozenset({(0, 0)}), frozenset({(0, 0), (1, 0)}), frozenset({(0, 1)}), frozenset({(0, 0), (1, 0), (2, 0)})],
+    [1, 2, 1, 3],
+    thetas=((1.0, 0), (-1.0, 1), (-30.0, 1)),
+    run_on=True,
+)
+METHODS = ("vanilla", "spiffy", "specfold")
+FOLDS = {
+    "fast_dllm_v2": sf.FoldConfig(tau=0.2),
+    "nld": sf.FoldConfig(tau=0.2, reference="source", draft_from="own", guard=0.2),
+    "sdar": sf.FoldConfig(tau=0.2, gates=1, fold_commit=True, force_revealed=False),
+}
+OPTIONS = {"fast_dllm_v2": {}, "nld": {"steps": 5}, "sdar": {"order": "left", "steps": 3, "threshold": 0.2}}
+"""Options differ by family, so that few programs are compiled for all of them."""
+
+
+def prompts() -> np.ndarray:
+    return np.random.default_rng(20).integers(101, 300, (4, 20)).astype(np.int32)
+
+
+def config(**changes) -> sf.DecodeConfig:
+    return sf.DecodeConfig(**(dict(max_new_tokens=20, block_size=8, sub_block=4, stop_ids=STOPS, seed=SEEDS, threshold=0.3) | changes))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_and_family_step_by_step(method, small):
+    graph = sf.DraftGraph.empty() if method == "vanilla" else GRAPH
+    fold = FOLDS[small.family] if method == "specfold" else None
+    accepted = 0
+    for temperature in (0.0, 1.0):
+        out = follow(small, prompts(), LENGTHS, config(temperature=temperature, **OPTIONS[small.family]), graph, fold)
+        same_result(out)
+        accepted += int(out.torch.stats.accepted.sum())
+        if fold is not None:
+            assert 0 < out.folded < out.positions
+            assert out.ties <= 1e-3 * out.positions
+    assert (accepted > 0) == (method != "vanilla")
+
+
+def test_the_shipped_model_with_its_own_graph():
+    """Real text and a calibrated graph: long chains, saved and shared commits, guard stops, folds."""
+    model, params = sf.load("tiny", dtype="float32")
+    graph = sf.DraftGraph.load(resolve_folder("tiny") / "graph.json")
+    questions = ["There are 8 plates and 7 more. How many plates are there?", "What is 3 + 4?"]
+    ids = encode(sf.load_tokenizer("tiny"), questions)
+    lengths = np.array([len(row) for row in ids], np.int32)
+    tokens = np.zeros((2, max(lengths)), np.int32)
+    for row, text in zip(tokens, ids, strict=True):
+        row[: len(text)] = text
+    decode = sf.DecodeConfig(max_new_tokens=48)
+    out = follow(Checkpoint("tiny", model, params), tokens, lengths, decode, graph, sf.FoldConfig())
+    same_result(out)
+    assert out.folded > 0
+    assert out.torch.stats.accepted.sum() > 0
+    assert out.torch.stats.saved_commits.sum() > 0
+    vanilla = vanilla_decode(twin(Checkpoint("tiny", model, params)), tokens, lengths, model, decode)
+    spiffy = spiffy_decode(twin(Checkpoint("tiny", model, params)), tokens, lengths, model, decode, graph)
+    assert torch.equal(vanilla.tokens, spiffy.tokens)
+    assert torch.equal(vanilla.stats.nfe - spiffy.stats.nfe, spiffy.stats.accepted)
+
+
+def test_speculation_is_lossless(small):
+    """Spiffy always, SpecFold with an infinite guard: vanilla's tokens, and a forward saved by each accepted draft."""
+    params = twin(small)
+    for temperature in (0.0, 1.0):
+        arguments = params, tensor(prompts()), tensor(LENGTHS), small.model, config(temperature=temperature)
+        vanilla, spiffy = vanilla_decode(*arguments), spiffy_decode(*arguments, GRAPH)
+        guarded = specfold_decode(*arguments, GRAPH, sf.FoldConfig(tau=0.2, guard=INF))
+        for out in (spiffy, guarded):
+            assert torch.equal(out.tokens, vanilla.tokens)
+            assert torch.equal(out.lengths, vanilla.lengths)
+            assert torch.equal(vanilla.stats.nfe - out.stats.nfe, out.stats.accepted)
+        assert guarded.stats.guard_stops.sum() > 0
+
+
+def test_a_row_does_not_depend_on_its_batch(fast):
+    params = twin(fast)
+    decode = dataclasses.replace(config(temperature=1.0), seed=7)
+    together = specfold_decode(params, prompts(), LENGTHS, fast.model, decode, GRAPH, sf.FoldConfig(tau=0.2))
+    for row in range(4):
+        alone = specfold_decode(params, prompts()[row : row + 1], LENGTHS[row : row + 1], fast.model, decode, GRAPH, sf.FoldConfig(tau=0.2))
+        assert torch.equal(alone.tokens[0], together.tokens[row])
+        assert alone.stats.nfe[0] == together.stats.nfe[row]
