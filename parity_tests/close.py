@@ -13,15 +13,16 @@ TOLERANCE: dict[str, dict[torch.dtype, float]] = {
         "pack": (EXACT, EXACT, EXACT),
         "packed_qkv": (1e-6, 8e-3, 1.1e-3),
         "branch_attention": (1e-6, 4e-3, 5e-4),
-        "packed_linear": (1e-6, 4.5e-3, 6e-4),
-        "packed_silu_pair": (1e-6, 1e-2, 1.3e-3),
-        "add_inherited": (EXACT, 4e-3, 5e-4),
-        "head": (6e-6, 6e-6, 6e-6),
+        "packed_linear": (3e-6, 4.5e-3, 6e-4),
+        "packed_silu_pair": (1e-6, 1e-2, 2.3e-3),
+        "add_inherited": (EXACT, 5e-3, 5e-4),
+        "head": (1e-5, 4.5e-5, 1e-5),
     }.items()
 }
 """Largest relative RMS error against the fp32 reference on the same rounded inputs: about twice what the reference shows in that dtype.
 
-Decisions and token ids must be the same in every dtype, and the head's scores are fp32 whatever its inputs are.
+Decisions and token ids must be the same in every dtype. The head's scores are fp32 whatever its inputs are; its gap is a difference of
+large scores, and matrix units cut their fp32 sums off.
 """
 
 

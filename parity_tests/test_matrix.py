@@ -1,11 +1,11 @@
 """The parity matrix: operation x case x dtype x implementation, against the fp32 reference on the same rounded inputs; and what must
-hold bit for bit."""
+hold bit for bit on a GPU."""
 
 import pytest
 import torch
 
 from cases import CASES, Case, Draw
-from close import EXACT, TOLERANCE, errors, same_bits
+from close import EXACT, TOLERANCE, errors, relative_rms, same_bits
 from devices import DEVICE
 from implementations import IMPLEMENTATIONS, PACKED, reference, run
 from specfold_torch_ref import ops
@@ -48,6 +48,11 @@ def test_every_implementation_is_the_reference(case: Case, dtype: torch.dtype, i
     assert all(found[name] <= most[name] for name in want), f"{found}, at most {most}"
 
 
+def same(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Equal bit for bit; but the interpreter multiplies with BLAS, whose sums depend on a row's place, so there equal but for rounding."""
+    return same_bits(got, want) if GPU else got.dtype == want.dtype and relative_rms(got, want) < 1e-6
+
+
 MARKS = [pytest.mark.gpu] if GPU else []
 BITWISE = [pytest.param(dtype, marks=MARKS) for dtype in ((torch.float32, torch.bfloat16) if GPU else (torch.float32,))]
 
@@ -58,12 +63,12 @@ def test_a_packed_row_is_the_same_bits_whatever_rows_share_the_call(op: str, dty
     case = NAMED[f"{op}-all packed, several tiles"]
     inputs = case.inputs(dtype, DEVICE)
     everything = run(op, inputs, "triton")
-    assert all(same_bits(x, again) for x, again in zip(everything.values(), run(op, inputs, "triton").values(), strict=True))
+    assert all(same(x, again) for x, again in zip(everything.values(), run(op, inputs, "triton").values(), strict=True))
     number = torch.arange(inputs["computed"].numel(), device=DEVICE).reshape(inputs["computed"].shape)
     for some in (number % 3 == 1, number == number.max(), number > 5):
         part = run(op, inputs | {"computed": some}, "triton")
         for name, x in part.items():
-            assert same_bits(x, everything[name][some.flatten().cpu()])
+            assert same(x, everything[name][some.flatten().cpu()])
 
 
 @pytest.mark.parametrize("dtype", BITWISE)
@@ -71,11 +76,11 @@ def test_attention_of_a_branch_is_the_same_bits_whatever_shares_the_call(dtype: 
     """Fewer branches, fewer sequences, other rows computed elsewhere."""
     inputs = NAMED["branch_attention-folded, ratio 6"].inputs(dtype, DEVICE)
     everything = run("branch_attention", inputs, "triton")["o"]
-    assert same_bits(everything, run("branch_attention", inputs, "triton")["o"])
+    assert same(everything, run("branch_attention", inputs, "triton")["o"])
     by_branch = {name: inputs[name][:, :2].contiguous() for name in ("q", "k", "v", "source")}
-    assert same_bits(run("branch_attention", inputs | by_branch, "triton")["o"], everything[:, :2])
+    assert same(run("branch_attention", inputs | by_branch, "triton")["o"], everything[:, :2])
     one = {name: x[1:].contiguous() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
-    assert same_bits(run("branch_attention", one, "triton")["o"], everything[1:])
+    assert same(run("branch_attention", one, "triton")["o"], everything[1:])
 
 
 @pytest.mark.parametrize("dtype", BITWISE)
@@ -86,7 +91,7 @@ def test_head_of_a_row_is_the_same_bits_whatever_rows_share_the_call(temperature
     for rows in (slice(0, 1), slice(64, 70), slice(3, 50, 9), slice(None)):
         some = {name: inputs[name][rows].contiguous() for name in ("hidden", "seed", "position", "step")}
         for name, x in run("head", inputs | some, "triton").items():
-            assert same_bits(x, everything[name][rows])
+            assert same(x, everything[name][rows])
 
 
 @pytest.mark.parametrize("dtype", BITWISE)
@@ -104,7 +109,7 @@ def test_a_block_gives_the_same_bits_from_the_cache_and_from_this_call(block: in
         stored[:, prefix:] = new[:, 0]
     q, k, v, source = (x[:, 1:].contiguous() for x in (q, k, v, source))
     later = ops.branch_attention(q, k, v, source - 1, *cache, at + block, causal, None, impl="triton")
-    assert same_bits(ahead, later)
+    assert same(ahead, later)
 
 
 def test_prefix_is_read_through_any_strides():
@@ -112,7 +117,7 @@ def test_prefix_is_read_through_any_strides():
     inputs = NAMED["branch_attention-folded, ratio 6"].inputs(torch.float32, DEVICE)
     want = run("branch_attention", inputs, "triton")["o"]
     strided = {name: inputs[name].transpose(1, 2).contiguous().transpose(1, 2) for name in ("k_prefix", "v_prefix")}
-    assert same_bits(run("branch_attention", inputs | strided, "triton")["o"], want)
+    assert same(run("branch_attention", inputs | strided, "triton")["o"], want)
 
 
 @pytest.mark.parametrize("name", ["source", "k_prefix", "context"])
@@ -125,7 +130,7 @@ def test_the_matrix_notices_a_wrong_attention_argument(name: str):
         folded = (changed != torch.arange(3, device=DEVICE)[:, None]).nonzero()[-1]
         changed[tuple(folded)] = int(folded[1])
     elif name == "context":
-        changed[:, 2] = 0
+        changed[:, 2] = -1
     else:
         changed[:, [0, 1]] = changed[:, [1, 0]]
     worst = max(errors(run("branch_attention", inputs | {name: changed}, "triton"), want).values())
