@@ -14,7 +14,7 @@ from specfold_jax import fold as jax_fold
 from specfold_jax import noise as jax_noise
 from specfold_jax import reveal as jax_reveal
 from specfold_torch_ref import draft, noise, ops, reveal
-from torch_twin import tensor
+from torch_twin import FAST, tensor
 
 
 # Known answers published with Random123 (threefry2x32, 20 rounds): counter, key, output.
@@ -110,7 +110,8 @@ def test_drafts_are_the_jax_side_s(seed, run_on):
     canvas = np.where(rng.random((3, 8)) < 0.6, 99, rng.integers(0, 40, (3, 8))).astype(np.int32)
     canvas[2] = 7  # complete
     tokens, odds = random_known(rng, graph.width)
-    want = jax_draft.propose(jnp.asarray(canvas), jax_draft.Known(jnp.asarray(tokens), jnp.asarray(odds)), graph, 99, 4)
+    known = jax_draft.Known(jnp.asarray(tokens), jnp.asarray(odds))
+    want = jax.jit(jax_draft.propose, static_argnums=(3, 4), compiler_options=FAST)(canvas, known, graph, 99, 4)
     got = draft.propose(tensor(canvas), draft.Known(tensor(tokens), tensor(odds)), graph, 99, 4)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -1,6 +1,6 @@
 """Parameters of the JAX side and of this side, moved both ways bit for bit: one table of names, and NumPy in between."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,13 +40,14 @@ def name_table(model: ModelConfig) -> dict[Path, Path]:
 
 def to_torch(params: dict[str, Any], model: ModelConfig, device: torch.device | str = "cpu") -> Params:
     """The JAX side's parameters as tensors. Raises ValueError naming what is missing, extra, or of a wrong shape or dtype."""
-    return _move(params, model, name_table(model), lambda array: _tensor(np.array(array)).to(device))
+    return _move(
+        params, model, {path: (place, path) for path, place in name_table(model).items()}, lambda x: _tensor(np.array(x)).to(device)
+    )
 
 
 def to_jax(params: Params, model: ModelConfig) -> dict[str, Any]:
     """This side's parameters as JAX arrays. Raises ValueError naming what is missing, extra, or of a wrong shape or dtype."""
-    back = {here: there for there, here in name_table(model).items()}
-    return _move(params, model, back, lambda tensor: jnp.asarray(_array(tensor)))
+    return _move(params, model, {place: (path, path) for path, place in name_table(model).items()}, lambda x: jnp.asarray(_array(x)))
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -62,22 +63,24 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def _move(params: dict[str, Any], model: ModelConfig, table: dict[Path, Path], convert: Any) -> dict[str, Any]:
-    problems, found = [], _leaves(params)
-    for path in found.keys() - table.keys():
-        problems.append(f"unexpected {_show(path)}")
-    for path, place in table.items():
-        wanted = _at(shapes(model), place if path not in found else path)
+def _move(
+    params: dict[str, Any], model: ModelConfig, table: dict[Path, tuple[Path, Path]], convert: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Converts each parameter. `table`: where it is -> where it goes, and its place in the JAX pytree, which has its shape."""
+    wanted, found = shapes(model), _leaves(params)
+    problems = [f"unexpected {_show(path)}" for path in found.keys() - table.keys()]
+    for path, (_, named) in table.items():
+        shape = _at(wanted, named)
         if path not in found:
             problems.append(f"missing {_show(path)}")
-        elif tuple(found[path].shape) != wanted:
-            problems.append(f"{_show(path)} has shape {list(found[path].shape)}, the configuration says {list(wanted)}")
+        elif tuple(found[path].shape) != shape:
+            problems.append(f"{_show(path)} has shape {list(found[path].shape)}, the configuration says {list(shape)}")
         elif str(found[path].dtype).removeprefix("torch.") not in DTYPES:
             problems.append(f"{_show(path)} has dtype {found[path].dtype}, needs one of {', '.join(DTYPES)}")
     if problems:
         raise ValueError("; ".join(sorted(problems)))
     out: dict[str, Any] = {"layers": [{} for _ in range(model.layers)]}
-    for path, place in table.items():
+    for path, (place, _) in table.items():
         _at(out, place[:-1])[place[-1]] = convert(found[path])
     return out
 
