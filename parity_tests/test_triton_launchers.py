@@ -32,8 +32,10 @@ ANY = {
     ("head", "weight", "shape"),
     ("branch_attention", "k_prefix", "strides"),
     ("branch_attention", "v_prefix", "strides"),
+    ("branch_attention", "prefix", "strides"),
+    ("branch_attention", "causal", "strides"),
 }
-"""What doubling or spreading leaves valid: more output columns, and a cache in another order."""
+"""What doubling or spreading leaves valid: more output columns, a cache in another order, a single element."""
 
 
 def arguments(op: str, device: torch.device = DEVICE) -> dict[str, Any]:
