@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.draft import Drafts, descent, propose
 from specfold_jax.graph import DraftGraph
 from specfold_jax.model import Branches
@@ -12,12 +12,13 @@ from specfold_jax.row import COMMIT, DENOISE, DONE, Row, first_canvas
 from specfold_jax.state import DecodeState
 
 
-def lay_out(state: DecodeState, graph: DraftGraph, model: ModelConfig, decode: DecodeConfig, fold: FoldConfig | None) -> Branches:
+def lay_out(state: DecodeState, graph: DraftGraph, model: ModelConfig, decode: DecodeConfig) -> Branches:
     """The branches of a check: the main branch, then drafts by the number of tokens they reveal, then at most one continuation.
 
     A continuation is the next block's first canvas with the token it is expected to start with, evaluated behind a complete canvas:
     the main one, or the heaviest complete draft. It takes one of the `max_drafts` places. Families that commit with other attention
-    than they denoise with have none, and a folded branch, whose keys and values are not its own, gets none.
+    than they denoise with have none. Keys and values for the cache must be a branch's own, so the draft before a continuation is
+    computed in full: it is a root, as the main branch is.
     """
     row = state.row
     batch, block = row.canvas.shape
@@ -30,7 +31,7 @@ def lay_out(state: DecodeState, graph: DraftGraph, model: ModelConfig, decode: D
     drafts = drafts._replace(valid=drafts.valid & (row.phase == DENOISE)[:, None])
     context = None
     if decode.share and model.commit == "block":
-        drafts, wanted, behind = _make_room(drafts, row, model, decode, foldable=fold is not None)
+        drafts, wanted, behind = _make_room(drafts, row, model, decode)
     known = jnp.sum(drafts.tokens != model.mask_id, axis=-1, dtype=jnp.int32)
     order = jnp.argsort(jnp.where(drafts.valid, known, block + 1), axis=1, stable=True)  # the places left over come last
     drafts = drafts.take(order)
@@ -43,13 +44,15 @@ def lay_out(state: DecodeState, graph: DraftGraph, model: ModelConfig, decode: D
         first = first_canvas(state.following, block, model)
         tokens = tokens.at[:, last].set(jnp.where(wanted[:, None], first, tokens[:, last]))
         valid = valid.at[:, last].set(valid[:, last] | wanted)
-        parent = parent.at[:, last].set(jnp.where(wanted, last, parent[:, last]))
+        index = jnp.arange(valid.shape[1], dtype=jnp.int32)
+        roots = wanted[:, None] & ((index == last) | (index == branch[:, None]))
+        parent = jnp.where(roots, index, parent)
         context = jnp.full(valid.shape, -1, jnp.int32).at[:, last].set(jnp.where(wanted, branch, -1))
     return Branches(tokens, valid, parent, row.start, causal, context)
 
 
 def _make_room(
-    drafts: Drafts, row: Row, model: ModelConfig, decode: DecodeConfig, foldable: bool
+    drafts: Drafts, row: Row, model: ModelConfig, decode: DecodeConfig
 ) -> tuple[Drafts, Bool[Array, " batch"], Int[Array, " batch"]]:
     """Frees a place for a continuation where one is wanted; and the draft it stands behind (-1: the main canvas).
 
@@ -57,7 +60,7 @@ def _make_room(
     """
     count = drafts.valid.shape[1]
     complete = drafts.valid & jnp.all(drafts.tokens != model.mask_id, axis=-1)
-    if foldable or count == 1:
+    if count == 1:
         complete = jnp.zeros_like(complete)
     heaviest = jnp.argmax(complete, axis=1).astype(jnp.int32)
     main = row.phase == COMMIT

@@ -27,7 +27,7 @@ def decode_step(
 ) -> DecodeState:
     """One iteration: one forward pass for all rows, with whatever it allows each of them to reveal, accept and commit."""
     row, stats = state.row, state.stats
-    branches = lay_out(state, graph, model, decode, fold)
+    branches = lay_out(state, graph, model, decode)
     checked = check(params, branches, state.cache, row.start, model, fold, decode.pack)
     seen = Distributions(params, branches, checked, row, model, decode, graph)
     chain = accept(row, branches, checked.folded, seen, model, decode, fold)

@@ -42,8 +42,9 @@ class Branches(NamedTuple):
         return start if self.context is None else start + jnp.where(self.context >= 0, self.tokens.shape[2], 0)
 
     def drafts(self) -> Bool[Array, "batch branch"]:
-        """The valid draft branches: those that descend from another branch."""
-        return self.valid & (self.parent != jnp.arange(self.valid.shape[1], dtype=jnp.int32))
+        """The valid draft branches: not the main one, and not a continuation."""
+        drafts = self.valid & (jnp.arange(self.valid.shape[1]) > 0)
+        return drafts if self.context is None else drafts & (self.context < 0)
 
 
 class Checked(NamedTuple):

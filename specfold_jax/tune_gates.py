@@ -40,7 +40,7 @@ def _look_and_step(
     state: DecodeState, params: Params, model: ModelConfig, decode: DecodeConfig, graph: DraftGraph, fold: FoldConfig
 ) -> tuple[DecodeState, Bool[Array, "layers batch branch block"], Bool[Array, "batch branch block"], Bool[Array, "batch branch"]]:
     """The next state; and of this check the computed positions, those newly revealed, and which branches are drafts."""
-    branches = lay_out(state, graph, model, decode, fold)
+    branches = lay_out(state, graph, model, decode)
     checked = check(params, branches, state.cache, state.row.start, model, fold, decode.pack)
 
     def of_parent(x: Array) -> Array:

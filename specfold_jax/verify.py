@@ -61,7 +61,7 @@ def differences(run: Run, vanilla: Run) -> list[Difference]:
 def margins(state: DecodeState, params: Params, model: ModelConfig, decode: DecodeConfig) -> Float[Array, " batch"]:
     """Each row's margin of what vanilla decides next: `reveal.decide`'s, or on a commit the gap of the next block's first token."""
     row = state.row
-    branches = lay_out(state, DraftGraph.empty(), model, decode, None)
+    branches = lay_out(state, DraftGraph.empty(), model, decode)
     checked = check(params, branches, state.cache, row.start, model, None, decode.pack)
     seen = Distributions(params, branches, checked, row, model, decode, DraftGraph.empty())
     margin = reveal.decide(row.canvas, seen.at(jnp.zeros_like(row.start), row.step), row.step, model, decode).margin
