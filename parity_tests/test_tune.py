@@ -268,6 +268,8 @@ def test_the_command_line_tunes_and_uses_a_profile(specfold, ids, tmp_path):  # 
     use = ("generate", *model, "--profile", out / "profile.json")
     status, text, err = specfold(*use, "--json", "12 13 14")
     assert (status, json.loads(text)["method"], len(json.loads(text)["tokens"])) == (0, "vanilla", 16)
+    status, text, _ = specfold("verify", *use[1:], "--file", file, "--json")
+    assert (status, json.loads(text)["equal"], json.loads(text)["prompts"]) == (0, 3, 3)
     for flags, code, message in (
         (["--tau", "0.1"], 2, "--profile sets tau; leave --tau out"),
         (["--method", "spiffy"], 2, "--profile sets method"),

@@ -61,14 +61,12 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--impl", metavar="NAME", help="auto (default), or the implementation of the operations to insist on")
 
 
-def add_method(parser: argparse.ArgumentParser, profile: bool = False) -> None:
-    """The method, its draft graph and its fold; with `profile` also a file that sets them all, and `method` may be None as well.
-    Flags left out are None, so that misplaced ones are noticed."""
+def add_method(parser: argparse.ArgumentParser) -> None:
+    """The method, its draft graph and its fold, or a profile that sets them all. Flags left out are None, so that misplaced ones are
+    noticed."""
     group = parser.add_argument_group("method")
-    if profile:
-        group.add_argument("--profile", metavar="FILE", help="method and settings as specfold tune chose them, in place of these flags")
-    default = None if profile else "specfold"
-    group.add_argument("--method", default=default, choices=METHODS, help="how to decode (default specfold)")
+    group.add_argument("--profile", metavar="FILE", help="method and settings as specfold tune chose them, in place of these flags")
+    group.add_argument("--method", choices=METHODS, help="how to decode (default specfold)")
     group.add_argument("--graph", metavar="FILE", help="draft graph for spiffy and specfold (default: the model folder's graph.json)")
     group.add_argument("--drafts", type=at_least_one, metavar="N", help="evaluate at most N drafts a check, the heaviest (default: all)")
     group.add_argument("--tau", type=float, metavar="X", help="specfold: fold positions whose relative residual is at most X (0.1)")

@@ -34,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pause", type=float, default=0.15, metavar="S", help="with --live: seconds a frame stays at least (0.15)")
     group.add_argument("--json", action="store_true", help="one JSON object a prompt on standard output, everything else on stderr")
     flags.add_prompts(parser, samples=None)
-    flags.add_method(parser, profile=True)
+    flags.add_method(parser)
     flags.add_decode(parser)
     flags.add_model(parser)
 
@@ -64,14 +64,9 @@ def run(args: argparse.Namespace) -> int:
         prompts = [SAMPLE]
     setup = s.load_setup(args)
     ids = setup.encode(prompts)
-    if args.profile:
-        chosen, setup = s.load_profile(args, setup)
-        args.method, graph, fold = chosen.method, chosen.graph, chosen.fold
-        # Compared are the chosen method and those it builds on.
+    args.method, graph, fold, setup = s.load_method(args, setup, methods)
+    if args.profile:  # compared are the chosen method and those it builds on
         methods = flags.METHODS[: flags.METHODS.index(args.method) + 1] if args.compare else (args.method,)
-    else:
-        graph = s.load_graph(args, setup) if methods != ("vanilla",) else None
-        fold = s.fold_config(args) if "specfold" in methods else None
     if args.live:
         return _live(args, setup, ids, graph, fold)
     runs: dict[str, Any] = {}

@@ -4,11 +4,11 @@ import argparse
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ from specfold_jax.checkpoint import load, resolve_folder
 from specfold_jax.cli.flags import UsageError
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.data import read_prompts
+from specfold_jax.generate import Method
 from specfold_jax.graph import DraftGraph, check_made_for
-from specfold_jax.profile import Profile
 from specfold_jax.tokens import decode_text, encode, load_tokenizer, parse_ids
 
 
@@ -89,14 +89,26 @@ def load_graph(args: argparse.Namespace, setup: Setup) -> DraftGraph:
     return replace(graph, max_drafts=args.drafts)
 
 
-def load_profile(args: argparse.Namespace, setup: Setup) -> tuple[Profile, Setup]:
-    """The profile of --profile, and the setup with its decoding. Raises ValueError if it was made for something else."""
+class Chosen(NamedTuple):
+    """What decodes: the method, its graph and fold (None where none of the methods asked for has one), and the setup it decodes in."""
+
+    method: Method
+    graph: DraftGraph | None
+    fold: FoldConfig | None
+    setup: Setup
+
+
+def load_method(args: argparse.Namespace, setup: Setup, methods: Sequence[Method]) -> Chosen:
+    """What --profile says, or the flags of `methods`. Raises ValueError if a graph or profile was made for something else."""
+    if not args.profile:
+        graph = load_graph(args, setup) if set(methods) != {"vanilla"} else None
+        return Chosen(args.method, graph, fold_config(args) if "specfold" in methods else None, setup)
     found = profile.load(args.profile)
     try:
         found.check(setup.name, setup.model, args.block_size, args.sub_block)
     except ValueError as error:
         raise ValueError(f"{args.profile}: {error}") from error
-    return found, replace(setup, decode=replace(found.decode, **decode_flags(args)))
+    return Chosen(found.method, found.graph, found.fold, replace(setup, decode=replace(found.decode, **decode_flags(args))))
 
 
 def fold_config(args: argparse.Namespace) -> FoldConfig:

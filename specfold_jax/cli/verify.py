@@ -17,6 +17,7 @@ USAGE = "[flags]"
 EXAMPLES = """examples:
   specfold verify --samples 200 --guard 0.5
   specfold verify --samples 200 --guard inf            (lossless: no difference in float32)
+  specfold verify --samples 200 --profile tuned/profile.json
   specfold verify --model folder --file prompts.txt --method spiffy --dtype bfloat16 --json
 """
 
@@ -31,6 +32,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.profile:
+        flags.check_profile(args)
+    args.method = args.method or "specfold"  # a profile's comes later, when it has been read
     if args.method == "vanilla":
         raise UsageError("--method vanilla is what the others are compared with: name spiffy or specfold")
     if args.file and args.samples:
@@ -45,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     note = Console(stderr=True)
     prompts, problems = _prompts(args)
     setup = s.load_setup(args)
-    ids, graph = setup.encode(prompts), s.load_graph(args, setup)
-    fold = s.fold_config(args) if args.method == "specfold" else None
+    ids = setup.encode(prompts)
+    args.method, graph, fold, setup = s.load_method(args, setup, (args.method,))
     runs = []
     for method in ("vanilla", args.method):
         with s.progress_bar(note, method, len(ids)) as done:
