@@ -84,8 +84,8 @@ _FEW = replace(_BASE, sources=_CONFIDENCE, drafts=(8,))
 PRESETS: dict[str, tuple[Group, ...]] = {
     "quick": (Group(samples=8, batch=8, calibration=8),),
     "readme": (
-        replace(_BASE, sources=_ALL, drafts=(3, 8), share=_BOTH, taus=(0.02, 0.05, 0.1, 0.2), guards=(0, 0.5, _INF)),
-        replace(_FEW, dtype="bfloat16", taus=(0.05, 0.1, 0.2), guards=(0, 0.5)),
+        replace(_BASE, sources=_ALL, drafts=(3, 8), share=_BOTH, taus=(0.05, 0.1, 0.2), guards=(0, 0.5, _INF)),
+        replace(_FEW, dtype="bfloat16", guards=(0, 0.5)),
         replace(_FEW, threshold=1.0, sources=("ranks",), fold_sources=("ranks",), guards=(0, 0.5)),
         replace(_FEW, sub_block=32, sources=("ranks", "confidence"), fold_sources=("ranks",), guards=(0, 0.5)),
         replace(_BASE, sources=_ALL, drafts=(5,), share=_BOTH, fold_drafts=(5,)),
