@@ -124,7 +124,7 @@ def test_random_graphs(small, ragged, reference, seed, numbers):
 
 
 @pytest.mark.parametrize("arguments", [{"threshold": 0.9, "temperature": 0.0}, {"threshold": 1.0, "temperature": 1.0}])
-def test_specfold_with_an_infinite_guard_is_vanilla_in_as_many_forwards(arguments, small, ragged, reference):
+def test_specfold_with_an_infinite_guard_is_vanilla_in_no_more_forwards(arguments, small, ragged, reference):
     """A folded branch is never trusted; what is not folded at all may be."""
     want = reference(**arguments)
     got = specfold(small.params, *ragged, small.model, config(**arguments), GRAPHS["chain and second tokens"], EXACT)
@@ -134,6 +134,15 @@ def test_specfold_with_an_infinite_guard_is_vanilla_in_as_many_forwards(argument
     assert np.all(stats.nfe <= np.asarray(want.stats.nfe))
     assert np.all(stats.computed_rows <= stats.total_rows[:, None, None])
     assert stats.computed_rows.sum() < 2 * 2 * stats.total_rows.sum()
+
+
+def test_specfold_commits_from_a_draft_it_computed_in_full(small, ragged, reference):
+    """The draft before a continuation is folded onto nothing, so that it may commit and the next block's first check is used."""
+    arguments = {"threshold": 0.9, "temperature": 0.0}
+    got = specfold(small.params, *ragged, small.model, config(**arguments), GRAPHS["everything at once"], EXACT)
+    lossless(got, reference(**arguments))
+    commits = (int(got.stats.saved_commits.sum()) > 0, int(got.stats.shared.sum()) > 0)
+    assert commits == ((True, True) if small.model.commit == "block" else (False, False))
 
 
 def test_specfold_without_folding_is_spiffy(small, ragged):
