@@ -4,11 +4,22 @@ To be imported before Triton, which reads its switch once, and before JAX takes 
 """
 
 import os
+from importlib.metadata import version
+from typing import Any
 
 import torch
+
+from benchmarks.environment import environment, today
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 if DEVICE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 else:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def about(git_commit: str | None) -> dict[str, Any]:
+    """Date, devices, versions and commit of a report; `git_commit` names the commit where there is no checkout to ask."""
+    record = {"date": today()} | environment(git_commit)
+    record["versions"] |= {name: version(name) for name in ("torch", "triton")}
+    return record | {"torch_device": torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "cpu, Triton in its interpreter"}

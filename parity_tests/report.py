@@ -4,7 +4,6 @@ The table goes to benchmarks/results/parity-<device>.json with device, versions 
 """
 
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests' modules name each other without the package, as pytest runs them
@@ -15,10 +14,10 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.environment import RESULTS, environment, save, today
+from benchmarks.environment import RESULTS, save
 from cases import CASES, Case
 from close import EXACT, TOLERANCE, errors
-from devices import DEVICE
+from devices import DEVICE, about
 from implementations import IMPLEMENTATIONS, reference, run
 
 _OUT = flags.DEFINE_string("out", None, "File to write; by default benchmarks/results/parity-<device>.json.")
@@ -53,12 +52,10 @@ def main(_: list[str]) -> int:
     rows = [row for case in chosen for dtype in case.dtypes if case.runs(dtype, DEVICE) for row in rows_of(case, dtype)]
     if not rows:
         raise app.UsageError(f"no case of --op={_OP.value}")
-    record = environment(_COMMIT.value)
-    record["versions"] |= {name: version(name) for name in ("torch", "triton")}
-    record["torch_device"] = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "cpu, Triton in its interpreter"
+    record = about(_COMMIT.value)
     name = record["torch_device"].removeprefix("NVIDIA ").split(",")[0].lower().replace(" ", "-")
     path = Path(_OUT.value) if _OUT.value else RESULTS / f"parity-{name}.json"
-    save(path, {"date": today()} | record | {"rows": rows})
+    save(path, record | {"rows": rows})
     print_worst(rows, _WORST.value)
     print(path)
     return int(not all(row["passed"] for row in rows))

@@ -1,5 +1,7 @@
 """The Torch transformer against the authors' logits and against the JAX side: layer by layer, on a cache, folded and not."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,13 +9,15 @@ import pytest
 import torch
 
 import specfold_jax as sf
+from lockstep import Replay, recorded_gates
 from specfold_jax import model as jax_model
+from specfold_torch_ref import fold as torch_fold
 from specfold_torch_ref import model as torch_model
 from specfold_torch_ref.model import Branches, check, forward, prefill
 from specfold_torch_ref.reference import logits
 from test_fold_check import BATCH, BLOCK, branches_of, cache_of
 from test_golden_logits import TOLERANCE, read
-from torch_twin import Replay, jax_fold, mock, tensor, torch_fold, twin
+from torch_twin import tensor, twin
 
 CLOSE = 2e-5
 """fp32, two implementations of the same sums."""
@@ -72,14 +76,8 @@ def test_a_prefix_and_blocks_on_its_cache_are_the_authors(name, prefix, block, c
 
 def jax_check(params, branches, cache, model, fold):
     """The JAX side's check, with the decisions of all gates in order. Not compiled: single operations are soon shared by all tests."""
-    gates, plain = [], jax_fold.gate
-
-    def recorded(*arguments):
-        gates.append(plain(*arguments))
-        return gates[-1]
-
-    with mock.patch.object(jax_fold, "gate", recorded):
-        return jax_model.check(params, branches, cache, branches.start, model, fold, pack=False), tuple(gates)
+    with recorded_gates() as gates:
+        return jax_model.check(params, branches, cache, branches.start, model, fold, pack=False), gates
 
 
 OPTIONS = {

@@ -1,0 +1,214 @@
+"""Decodes held-out problems of the tiny model with JAX and with PyTorch, and shows every difference to be a tie.
+
+    python -m parity_tests.decode_report --samples 200 --out benchmarks/results/decode-parity-h200.json
+
+Both sides decode freely and are compared prompt by prompt: tokens, forwards, accepted drafts, computed rows. Batches that hold a prompt
+with other tokens are then decoded once more in lock-step (`lockstep.follow`): the gates' decisions and the drafts are held to the JAX
+side's, so that a difference is found where it arises, with its margin.
+
+float32 (exact products on both sides): a prompt is explained when the gates on which the sides differ lie within 1e-4 tau of tau, and
+the decision at which it parts, if it does, within 1e-4 log-odds of the other outcome. The exit status is 1 if one is not.
+bfloat16: the rounding margin is measured, on all decisions of the replays before their rows part: of |log-odds on one side - log-odds on
+the other| at every position that could be revealed the 99.9th percentile. A decision is explained when its margin is at most that, a
+gate when tau lies between the two sides' relative residuals as measured. Both are shown beside the measured difference at that place.
+
+JAX and PyTorch share the GPU: XLA is told not to take all of its memory unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests' modules name each other without the package, as pytest runs them
+
+import jax
+import numpy as np
+import torch
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+
+import specfold_jax as sf
+from benchmarks.environment import save
+from conftest import Checkpoint
+from devices import DEVICE, about
+from lockstep import Flip, Followed, explained, follow
+from specfold_jax.checkpoint import resolve_folder
+from specfold_jax.data import packaged_problems
+from specfold_jax.generate import METHODS, Run, batches, run_all, same_tokens
+from specfold_jax.tokens import encode
+from specfold_torch_ref.checkpoint import load
+from specfold_torch_ref.decode import specfold_decode, spiffy_decode, vanilla_decode
+from specfold_torch_ref.model import Params
+
+_SAMPLES = flags.DEFINE_integer("samples", 200, "Held-out problems to decode, from the front.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 50, "Prompts a batch, on both sides.", lower_bound=1)
+_METHODS = flags.DEFINE_list("methods", list(METHODS), "Methods, separated by commas: vanilla, spiffy, specfold.")
+_DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Types, separated by commas: float32, bfloat16.")
+_IMPL = flags.DEFINE_enum("impl", "triton", ["torch", "triton"], "PyTorch side; triton without a CUDA device runs in the interpreter.")
+_TOKENS = flags.DEFINE_integer("max_new_tokens", 256, "Most new tokens a prompt.", lower_bound=1)
+_THRESHOLD = flags.DEFINE_float("threshold", 0.9, "Reveal threshold.", 0, 1)
+_SUB_BLOCK = flags.DEFINE_integer("sub_block", 8, "Positions a sub-block.", lower_bound=1)
+_TAU = flags.DEFINE_float("tau", 0.1, "SpecFold's gate threshold.", lower_bound=0)
+_GUARD = flags.DEFINE_float("guard", 0.5, "SpecFold's guard.", lower_bound=0)
+_REPLAYS = flags.DEFINE_integer("replays", 8, "Most batches to replay in lock-step per method and type.", lower_bound=0)
+_COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.")
+_OUT = flags.DEFINE_string("out", None, "File to write (JSON).", required=True)
+
+
+class Setting(NamedTuple):
+    """What both sides decode with."""
+
+    method: str
+    dtype: str
+    decode: sf.DecodeConfig
+    graph: sf.DraftGraph
+    fold: sf.FoldConfig | None
+
+
+class Both(NamedTuple):
+    """The model on both sides, and the prompts."""
+
+    checkpoint: Checkpoint
+    params: Params
+    ids: Sequence[Sequence[int]]
+
+    def parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The prompts in batches; rows that only fill up the last one are left out."""
+        return [(prompts[lengths > 0], lengths[lengths > 0]) for prompts, lengths in batches(self.ids, _BATCH.value)]
+
+
+def torch_run(both: Both, setting: Setting) -> dict[str, np.ndarray]:
+    """Tokens, lengths and counts of every prompt on the PyTorch side."""
+    decoded, model = [], both.checkpoint.model
+    for prompts, lengths in both.parts():
+        given = (both.params, prompts, lengths, model, setting.decode)
+        match setting.method:
+            case "vanilla":
+                decoded.append(vanilla_decode(*given, impl=_IMPL.value))
+            case "spiffy":
+                decoded.append(spiffy_decode(*given, setting.graph, impl=_IMPL.value))
+            case "specfold":
+                decoded.append(specfold_decode(*given, setting.graph, setting.fold, impl=_IMPL.value))
+    get: dict[str, Callable[[Any], torch.Tensor]] = {
+        "tokens": lambda out: out.tokens,
+        "lengths": lambda out: out.lengths,
+        "nfe": lambda out: out.stats.nfe,
+        "accepted": lambda out: out.stats.accepted,
+        "computed_rows": lambda out: out.stats.computed_rows,
+    }
+    return {name: torch.cat([of(out) for out in decoded]).numpy() for name, of in get.items()}
+
+
+def equal_rows(run: Run, other: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Prompt by prompt, whether both sides have the same tokens and counts."""
+    stats = run.decoded.stats
+    pairs = {name: (np.asarray(getattr(stats, name)), other[name]) for name in ("nfe", "accepted", "computed_rows")}
+    same = {name: (a == b).reshape(len(a), -1).all(axis=1) for name, (a, b) in pairs.items()}
+    decoded = run.decoded._replace(tokens=other["tokens"], lengths=other["lengths"])
+    return {"tokens": np.array(same_tokens(run, run._replace(decoded=decoded)))} | same
+
+
+def shown(flip: Flip | None) -> dict[str, Any] | None:
+    """For JSON, which has finite numbers only."""
+    finite = lambda x: x if isinstance(x, str) or np.isfinite(x) else None  # noqa: E731
+    return None if flip is None else {name: finite(x) for name, x in flip._asdict().items()}
+
+
+def explain(prompt: int, row: int, followed: Followed, rounding: float | None) -> dict[str, Any]:
+    """A prompt's first differences in lock-step, and whether they are ties."""
+    parting, gates = followed.apart.get(row), followed.gates.get(row, [])
+    widest = max(gates, key=lambda flip: flip.margin, default=None)
+    found = {"parting": shown(parting), "gate_ties": len(gates), "widest_gate": shown(widest)}
+    return {"prompt": prompt} | found | {"explained": explained(followed, row, rounding)}
+
+
+def replay(both: Both, setting: Setting, differ: np.ndarray) -> dict[str, Any]:
+    """Decodes the batches that hold prompts with other tokens in lock-step, and explains those prompts."""
+    size, followed = min(_BATCH.value, len(both.ids)), {}
+    holding = sorted({int(prompt) // size for prompt in differ})
+    for number in holding[: _REPLAYS.value]:
+        rows = [int(prompt) % size for prompt in differ if prompt // size == number]
+        options = {"impl": _IMPL.value, "tie": float("inf"), "hold_drafts": True, "only": rows}
+        given = (*both.parts()[number], setting.decode, setting.graph, setting.fold)
+        followed[number] = follow(both.checkpoint, both.params, *given, **options)
+    apart = torch.cat([torch.zeros(1), *(each.differences for each in followed.values())]).double().numpy()
+    rounding = float(np.quantile(apart, 0.999))
+    within = None if setting.dtype == "float32" else rounding
+    kept = [int(prompt) for prompt in differ if prompt // size in followed]
+    return {
+        "log_odds_compared": len(apart) - 1,
+        "log_odds_rms": float(np.sqrt(np.mean(apart**2))),
+        "rounding_margin": rounding,
+        "differences": [explain(prompt, prompt % size, followed[prompt // size], within) for prompt in kept],
+        "not_replayed": len(differ) - len(kept),
+    }
+
+
+def compare(both: Both, setting: Setting) -> dict[str, Any]:
+    """One line of the report."""
+    model, params = both.checkpoint.model, both.checkpoint.params
+    run = run_all(setting.method, params, both.ids, model, setting.decode, setting.graph, setting.fold, batch=_BATCH.value)
+    begun = time.monotonic()
+    equal = equal_rows(run, torch_run(both, setting))
+    ran = time.monotonic()
+    found = replay(both, setting, np.flatnonzero(~equal["tokens"]))
+    line = {"method": setting.method, "dtype": setting.dtype, "prompts": len(both.ids)}
+    line |= {f"equal_{name}": int(same.sum()) for name, same in equal.items()}
+    line |= {"unexplained": sum(not each["explained"] for each in found["differences"]) + found["not_replayed"]}
+    seconds = {
+        "jax": run.summary.seconds,
+        "jax_compile": run.summary.compile_seconds,
+        "torch": ran - begun,
+        "replay": time.monotonic() - ran,
+    }
+    return line | found | {"seconds": {name: round(x, 1) for name, x in seconds.items()}}
+
+
+def print_results(lines: list[dict[str, Any]]) -> None:
+    """A table of the counts, and the differences."""
+    columns = ("method", "dtype", "prompts", "equal_tokens", "equal_nfe", "equal_accepted", "equal_computed_rows")
+    table = Table(*columns, "unexplained", "not replayed", "rounding margin", title="Prompts that are equal on both sides")
+    for line in lines:
+        table.add_row(*(str(line[name]) for name in (*columns, "unexplained", "not_replayed")), f"{line['rounding_margin']:.2g}")
+    console = Console(width=160)
+    console.print(table)
+    for line in lines:
+        for each in line["differences"]:
+            console.print(line["method"], line["dtype"], each)
+
+
+def main(argv: list[str]) -> int:
+    if argv[1:]:
+        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+    for name, values, known in (("methods", _METHODS.value, METHODS), ("dtypes", _DTYPES.value, ("float32", "bfloat16"))):
+        if not values or set(values) - set(known):
+            raise app.UsageError(f"--{name}={','.join(values)} must be some of {', '.join(known)}")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    torch.set_float32_matmul_precision("highest")
+    problems, tokenizer = packaged_problems(), sf.load_tokenizer("tiny")
+    if _SAMPLES.value > len(problems):
+        raise app.UsageError(f"--samples={_SAMPLES.value} must be at most {len(problems)}")
+    ids = encode(tokenizer, [problem.question for problem in problems[: _SAMPLES.value]])
+    shipped = sf.DraftGraph.load(resolve_folder("tiny") / "graph.json")
+    decode = sf.DecodeConfig(max_new_tokens=_TOKENS.value, threshold=_THRESHOLD.value, sub_block=_SUB_BLOCK.value)
+    record: dict[str, Any] = about(_COMMIT.value) | {"impl": _IMPL.value, "flags": {}, "results": []}
+    for flag in (_SAMPLES, _BATCH, _TOKENS, _THRESHOLD, _SUB_BLOCK, _TAU, _GUARD, _REPLAYS):
+        record["flags"][flag.name] = flag.value
+    for dtype in _DTYPES.value:
+        model, params = sf.load("tiny", dtype=dtype)
+        both = Both(Checkpoint("tiny", model, params), load("tiny", dtype, device=DEVICE)[1], ids)
+        for method in _METHODS.value:
+            graph = sf.DraftGraph.empty() if method == "vanilla" else shipped
+            fold = sf.FoldConfig(tau=_TAU.value, guard=_GUARD.value) if method == "specfold" else None
+            record["results"].append(compare(both, Setting(method, dtype, decode, graph, fold)))
+            save(Path(_OUT.value), record)
+            print({name: x for name, x in record["results"][-1].items() if name != "differences"}, flush=True)
+    print_results(record["results"])
+    return int(any(line["unexplained"] for line in record["results"] if line["dtype"] == "float32"))
+
+
+if __name__ == "__main__":
+    app.run(main)
