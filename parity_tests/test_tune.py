@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import specfold_jax as sf
+from benchmarks import promises
 from specfold_jax import profile
 from specfold_jax.generate import batches, run
 from specfold_jax.timing_table import TimingTable
@@ -284,6 +285,17 @@ def test_the_command_line_tunes_and_uses_a_profile(specfold, ids, tmp_path):  # 
         (["--sources", "magic"], "sources=('magic',)"),
     ):
         assert message in specfold("tune", *model, "--file", file, "--out", tmp_path / "new", *flags)[2]
+
+
+def test_promises_are_held_against_other_prompts(tuned, subject, ids):
+    lines = promises.hold(tuned[0], subject, ids[:4])
+    best = tuned[0].profile.measured["best_of_each_method"]
+    assert [line["promised"]["setting"] for line in lines] == [figures["setting"] for figures in best.values()]
+    for line in lines:
+        assert line["measured"]["setting"] == line["promised"]["setting"]
+        assert line["measured"]["prompts"] == 4
+        assert line["agreement"] == promises.overlap(*(line[of]["agreement_interval95"] for of in ("promised", "measured")))
+    assert (promises.overlap([1, 2], [2, 3]), promises.overlap([1, 2], [2.1, 3]), promises.overlap([1, 9], [2, 3])) == (True, False, True)
 
 
 def test_pictures(tuned, tmp_path):
