@@ -184,6 +184,19 @@ def _lossless(rows: Rows) -> str:
     return _table(rows, *columns, samples=False)
 
 
+def _promises(rows: Rows) -> str:
+    """What tune promised beside what unseen problems gave."""
+
+    def interval(side: str, name: str, form: str) -> Callable[[Result], str]:
+        return lambda row: " to ".join(format(end, form) for end in row[side][f"{name}_interval95"])
+
+    columns: list[Column] = [("setting", lambda row: row["promised"]["setting"])]
+    for title, name, form in (("tokens/s", "tokens_per_second", ".0f"), ("vanilla's tokens", "agreement", ".1%")):
+        for side, words in (("promised", "promised"), ("measured", "on unseen problems")):
+            columns.append((f"{title}, {words}", interval(side, name, form)))
+    return _table(rows, *columns, samples=False)
+
+
 def _origin(record: dict[str, Any]) -> str:
     """A line on what the figures were measured with."""
     e = record.get("environment") or record["about"]
@@ -194,6 +207,7 @@ def _origin(record: dict[str, Any]) -> str:
 _METHODS = "methods-h200.json"
 TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "lossless": ("lossless-h200.json", _lossless),
+    "promises": ("promises-cpu.json", _promises),
     "methods": (_METHODS, _methods),
     "drafts": (_METHODS, _drafts),
     "folding": (_METHODS, _folding),
