@@ -80,7 +80,8 @@ def draft_graph(path: Path, ids: Sequence[Sequence[int]], decode: DecodeConfig, 
     model, params = load("tiny", "float32")
     reach = decode.block(model) // decode.window(model)
     with jax.default_matmul_precision("highest"):
-        records = watch(params, *map(jnp.asarray, pad(ids)), model, decode, reach=reach)
+        prompts, lengths = map(jnp.asarray, pad(ids))
+        records = watch(params, prompts, lengths, model, decode, reach=reach)
         graph = choose(records, model, decode, drafts, "confidence", reach=reach, name="tiny")
     graph.save(path)
     return graph

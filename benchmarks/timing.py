@@ -161,7 +161,7 @@ def _kernels(once: Callable[[], Any], impl: Implementation) -> dict[str, float]:
         once()
         torch.cuda.synchronize()
     found = {e.key: e.self_device_time_total / 1000 for e in profiled.key_averages() if e.self_device_time_total > 0}
-    out = {"all": sum(found.values())}
+    out: dict[str, float] = {"all": sum(found.values())}
     if impl == "triton":
         out |= {group: sum(found.get(name, 0.0) for name in names) for group, names in KERNELS.items()}
         out["other"] = 2 * out["all"] - sum(out.values())
