@@ -18,6 +18,7 @@ from specfold_jax.checkpoint import load
 from specfold_jax.cli.tune import SAMPLES
 from specfold_jax.config import DecodeConfig
 from specfold_jax.data import packaged_problems
+from specfold_jax.graph import DraftGraph
 from specfold_jax.tokens import encode, load_tokenizer
 from specfold_jax.tune import Search, Tuned, tune
 from specfold_jax.tune_measure import Setting, Subject, measure
@@ -39,7 +40,7 @@ def overlap(a: list[float], b: list[float]) -> bool:
 
 def hold(tuned: Tuned, subject: Subject, unseen: list[list[int]]) -> list[dict[str, Any]]:
     """For the best setting of each method: figures promised, figures measured on `unseen` prompts, and which intervals overlap."""
-    graphs = {(c.source, c.drafts, c.reach): c.graph for c in tuned.candidates}
+    graphs: dict[Any, DraftGraph] = {(c.source, c.drafts, c.reach): c.graph for c in tuned.candidates}
     settings = {o.setting.key: o.setting for o in tuned.outcomes}
     reference, found = None, []
     best = tuned.profile.measured["best_of_each_method"]  # vanilla, which the others are compared with, is the first

@@ -80,7 +80,7 @@ def frames(
     while bool(unfinished(state)):
         yield frame
         kind = "commit" if int(state.row.phase[0]) == COMMIT else "check"
-        branches = jax.device_get(branches_of(state, graph, model, decode, fold))
+        branches = jax.device_get(branches_of(state, graph, model, decode))
         canvas = np.asarray(state.row.canvas[0])
         state = step(state, params, model, decode, graph, fold)
         before, seen = seen, jax.device_get(look(state))

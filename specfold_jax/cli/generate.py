@@ -144,7 +144,7 @@ def _live(args: argparse.Namespace, setup: Any, ids: list[list[int]], graph: Any
     for index, row in enumerate(ids):
         title = args.method + (f", prompt {index + 1} of {len(ids)}" if len(ids) > 1 else "")
         views = frames(setup.params, row, setup.model, setup.decode, graph, fold)
-        decoded = watch(views, setup.show, out, title, 0 if graph is None else graph.max_drafts, args.pause)
+        decoded = watch(views, setup.show, out, title, graph.max_drafts, args.pause)
         out.print()
         out.print(tables.statistics([summarise(decoded, np.array([len(row)], np.int32), 0.0, args.method)]))
     return 0

@@ -90,10 +90,10 @@ def load_graph(args: argparse.Namespace, setup: Setup) -> DraftGraph:
 
 
 class Chosen(NamedTuple):
-    """What decodes: the method, its graph and fold (None where none of the methods asked for has one), and the setup it decodes in."""
+    """What decodes: the method, its graph (empty for vanilla) and fold (None if not asked for), and the setup it decodes in."""
 
     method: Method
-    graph: DraftGraph | None
+    graph: DraftGraph
     fold: FoldConfig | None
     setup: Setup
 
@@ -101,7 +101,7 @@ class Chosen(NamedTuple):
 def load_method(args: argparse.Namespace, setup: Setup, methods: Sequence[Method]) -> Chosen:
     """What --profile says, or the flags of `methods`. Raises ValueError if a graph or profile was made for something else."""
     if not args.profile:
-        graph = load_graph(args, setup) if set(methods) != {"vanilla"} else None
+        graph = DraftGraph.empty() if set(methods) == {"vanilla"} else load_graph(args, setup)
         return Chosen(args.method, graph, fold_config(args) if "specfold" in methods else None, setup)
     found = profile.load(args.profile)
     try:
