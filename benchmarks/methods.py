@@ -57,7 +57,10 @@ def subject(name: str, shared: Shared) -> Subject:
     model, params = load(folder, shared.dtype)
     tokenizer = load_tokenizer(folder)
     ids = encode(tokenizer, [problem.question for problem in problems])
-    right = lambda row, tokens: is_correct(decode_text(tokenizer, tokens), problems[row])  # noqa: E731
+
+    def right(row: int, tokens: list[int]) -> bool:
+        return is_correct(decode_text(tokenizer, tokens), problems[row])
+
     return Subject(folder.resolve().name, model, params, ids[: shared.samples], ids[-shared.calibration :], right)
 
 

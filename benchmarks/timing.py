@@ -138,9 +138,7 @@ def time_check(it: Subject, state: DecodeState, repetitions: int) -> dict[str, A
     """
     device, row = it.params["embed"].device, state.row
     branches = lay_out(state, it.graph, it.model, it.decode)
-    once = partial(
-        check, it.params, branches, state.cache, row.start, it.model, it.fold, it.decode.pack, impl=it.impl
-    )  # fmt: skip
+    once = partial(check, it.params, branches, state.cache, row.start, it.model, it.fold, it.decode.pack, impl=it.impl)
     checked = once()
     wait(device)
     seconds = [_timed(once, device)[1] for _ in range(repetitions)]

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 import specfold_jax as sf
 from devices import DEVICE
 from golden_cases import GOLDEN, MASK
+from specfold_jax.cli import main
 from specfold_jax.model import Params
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -83,6 +84,20 @@ def ragged() -> Ragged:
     tokens = rng.integers(101, 300, (8, 40)).astype(np.int32)
     tokens[np.arange(40) >= lengths[:, None]] = -7
     return Ragged(tokens, lengths)
+
+
+@pytest.fixture
+def specfold(capsys, monkeypatch):
+    """Runs the command line; returns exit status, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*argv):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main(["specfold", *map(str, argv)])
+        return (stop.value.code or 0, *capsys.readouterr())
+
+    return call
 
 
 def pytest_configure(config: pytest.Config) -> None:

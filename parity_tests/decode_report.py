@@ -113,8 +113,9 @@ def equal_rows(run: Run, other: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def shown(flip: Flip | None) -> dict[str, Any] | None:
     """For JSON, which has finite numbers only."""
-    finite = lambda x: x if isinstance(x, str) or np.isfinite(x) else None  # noqa: E731
-    return None if flip is None else {name: finite(x) for name, x in flip._asdict().items()}
+    if flip is None:
+        return None
+    return {name: x if isinstance(x, str) or np.isfinite(x) else None for name, x in flip._asdict().items()}
 
 
 def explain(prompt: int, row: int, followed: Followed, rounding: float | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import specfold_jax as sf
-from specfold_jax.cli import COMMANDS, flags, main
+from specfold_jax.cli import COMMANDS, flags
 from specfold_jax.cli.train import HELP
 from specfold_jax.generate import METHODS
 from specfold_jax.train_step import TrainConfig
@@ -20,20 +20,6 @@ GOLDEN_MODEL, MODEL = (["--model", str(GOLDEN / name), "--mask_id", "310", "--to
 DECODE = ["--max_new_tokens", "24", "--stop_ids", "none"]
 PROMPT = " ".join(map(str, CASE["prompt"]))
 NEW = CASE["output"][len(CASE["prompt"]) :][:24]
-
-
-@pytest.fixture
-def specfold(capsys, monkeypatch):
-    """Runs the command line; returns exit status, standard output and standard error."""
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*argv):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main(["specfold", *map(str, argv)])
-        return (stop.value.code or 0, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="module")

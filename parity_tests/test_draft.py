@@ -33,9 +33,12 @@ def slow_nodes(canvas, tokens, odds, graph) -> list[tuple[list[int], float]]:
     if not masked:
         return []
     start = masked[0] // SUB * SUB
-    known = lambda low: [i for i in masked if low <= i < low + SUB and odds[i] > -np.inf]  # noqa: E731
-    best = lambda positions: sorted(positions, key=lambda i: (-odds[i], i))  # noqa: E731
-    here, after = best(known(start)), best(known(start + SUB))
+
+    def best_known(low: int) -> list[int]:
+        known = [i for i in masked if low <= i < low + SUB and odds[i] > -np.inf]
+        return sorted(known, key=lambda i: (-odds[i], i))
+
+    here, after = best_known(start), best_known(start + SUB)
     ranked, steps, out = here + (after if graph.run_on else []), np.asarray(draw_steps(graph)), []
     for n, pairs in enumerate(np.asarray(graph.pairs).tolist()):
         real = [(i, j) for i, j in pairs if i >= 0]
@@ -46,8 +49,8 @@ def slow_nodes(canvas, tokens, odds, graph) -> list[tuple[list[int], float]]:
             out.append((filled, float(graph.weight[n])))
     level, shown, drawn_at = -1, None, {}
     for theta, hop, weight in zip(np.asarray(graph.theta), np.asarray(graph.hop), np.asarray(graph.theta_weight), strict=True):
-        exceeds = lambda positions, theta=theta: [i for i in positions if odds[i] > theta]  # noqa: E731
-        reveal = set(here + exceeds(after)) if hop else set(exceeds(here) + here[:1])
+        exceeding = [i for i in (after if hop else here) if odds[i] > theta]
+        reveal = set((here if hop else here[:1]) + exceeding)
         level += reveal != shown
         shown = reveal
         filled = list(canvas)
@@ -141,8 +144,7 @@ def test_descent_is_the_largest_contained_branch_before(bits, swap, valid):
             and (tokens[other] != tokens[b]).any()
             and all(x in (MASK, y) for x, y in zip(tokens[other], tokens[b], strict=True))
         ]
-        size = lambda other: (tokens[other] != MASK).sum()  # noqa: E731
-        want = max(subsets, key=lambda other: (size(other), -other), default=0)
+        want = max(subsets, key=lambda other: ((tokens[other] != MASK).sum(), -other), default=0)
         assert parent[b] == (want if valid[b] else parent[b])
         assert parent[b] <= b
 

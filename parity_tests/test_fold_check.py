@@ -165,7 +165,9 @@ def test_rows_that_are_not_computed_are_never_read(small, monkeypatch):
     want = run(small, fold, pack=False)
 
     def poisoned(function, computed, *inputs):
-        spoil = lambda y: jnp.where(computed.reshape(computed.shape + (1,) * (y.ndim - 3)), y, jnp.nan)  # noqa: E731
+        def spoil(y):
+            return jnp.where(computed.reshape(computed.shape + (1,) * (y.ndim - 3)), y, jnp.nan)
+
         return jax.tree.map(spoil, function(*inputs))
 
     monkeypatch.setattr(folding, "packed", poisoned)

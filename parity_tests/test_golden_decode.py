@@ -1,6 +1,6 @@
 """Decoded tokens and numbers of forwards of the authors' code, case by case."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import jax
@@ -15,6 +15,10 @@ from golden_cases import EXCLUDED, VOCAB, Case, bugs, in_scope, names
 
 ROWS, CAPACITY, MAX_NEW, STOP = 4, 130, 90, 311
 """One shape and one stop id for all cases, so that they share programs."""
+Rows = list[tuple[list[int], int]]
+"""Tokens and forwards of each row."""
+Run = Callable[..., Rows]
+EVERY = [pytest.param(case, id=f"{case.family}-{case.name}") for family in FAMILIES for case in in_scope(family)]
 
 
 quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # many programs, each run a few times
@@ -30,7 +34,7 @@ def decoded(params, prompts, lengths, budgets, model, decode) -> sf.Decoded:
     return sf.finish(state, model, decode)
 
 
-def run(checkpoint, cases: Sequence[Case]) -> list[tuple[list[int], int]]:
+def run(checkpoint, cases: Sequence[Case]) -> Rows:
     """Tokens and forwards of every row of the cases (which share their decode arguments), in order."""
     (stop_ids,) = {case.stop_ids for case in cases}
     if stop_ids:
@@ -43,7 +47,7 @@ def run(checkpoint, cases: Sequence[Case]) -> list[tuple[list[int], int]]:
     raise AssertionError("every token occurs")
 
 
-def run_with_stop(checkpoint, cases: Sequence[Case], token: int) -> list[tuple[list[int], int]]:
+def run_with_stop(checkpoint, cases: Sequence[Case], token: int) -> Rows:
     """The same, stopping at `token`, which is given the name `STOP`.
 
     Ids are names: swapping two rows of the embedding and of the head swaps two ids and changes nothing else.
@@ -74,16 +78,32 @@ def alike(family: str) -> dict[tuple, list[Case]]:
     return groups
 
 
-@pytest.fixture(scope="module")
-def results(checkpoints):
-    """The result of a case: its rows' tokens and forwards."""
+def results_of(run: Run, checkpoints) -> Callable[[Case], Rows]:
+    """The result of a case, with `run` called once for all cases that are alike."""
 
     @cache
-    def of_group(family: str, key: tuple) -> dict[str, list[tuple[list[int], int]]]:
+    def of_group(family: str, key: tuple) -> dict[str, Rows]:
         rows = iter(run(checkpoints[family], alike(family)[key]))
         return {case.name: [next(rows) for _ in case.prompts] for case in alike(family)[key]}
 
     return lambda case: of_group(case.family, (case.static, case.stop_ids, case.threshold))[case.name]
+
+
+def assert_the_authors(case: Case, rows: Rows) -> None:
+    """Tokens and forwards are those the authors' code gave."""
+    assert any(case.compared)
+    for (tokens, forwards), want, compared in zip(rows, case.outputs, case.compared, strict=True):
+        if compared:
+            # A batch of the authors' ends for all rows at once, so a row's expected tokens may break off before its budget.
+            assert tokens[: len(want)] == list(want)
+            assert case.nfe is None or len(tokens) == len(want)
+        assert case.nfe is None or forwards == case.nfe
+
+
+@pytest.fixture(scope="module")
+def results(checkpoints):
+    """The result of a case: its rows' tokens and forwards."""
+    return results_of(run, checkpoints)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -93,16 +113,9 @@ def test_every_case_is_in_scope_or_excluded_by_name(family):
     assert len(set(names(family))) == len(names(family))
 
 
-@pytest.mark.parametrize("case", [case for family in FAMILIES for case in in_scope(family)], ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("case", EVERY)
 def test_tokens_and_forwards_are_the_authors(case, results):
-    rows = results(case)
-    assert any(case.compared)
-    for (tokens, forwards), want, compared in zip(rows, case.outputs, case.compared, strict=True):
-        if compared:
-            # A batch of the authors' ends for all rows at once, so a row's expected tokens may break off before its budget.
-            assert tokens[: len(want)] == list(want)
-            assert case.nfe is None or len(tokens) == len(want)
-        assert case.nfe is None or forwards == case.nfe
+    assert_the_authors(case, results(case))
 
 
 @pytest.mark.parametrize("name", ["n5_t0.9_s32_nc", "n5_t0.9_b32", "n5_dyn_t0.5_b4"])

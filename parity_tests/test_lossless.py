@@ -145,6 +145,15 @@ def test_specfold_commits_from_a_draft_it_computed_in_full(small, ragged, refere
     assert commits == ((True, True) if small.model.commit == "block" else (False, False))
 
 
+def test_an_infinite_guard_trusts_no_folded_commit(fast, ragged):
+    """Neither its keys and values, nor the token it would start the next block with; whatever else the configuration allows."""
+    fold = dataclasses.replace(EXACT, tau=float("inf"), fold_commit=True)
+    same(
+        specfold(fast.params, *ragged, fast.model, config(share=False), GRAPHS["everything at once"], fold),
+        vanilla(fast.params, *ragged, fast.model, config()),
+    )
+
+
 def test_specfold_without_folding_is_spiffy(small, ragged):
     """tau = 0 folds only positions that are equal to the last bit, so no guard is needed."""
     decode, graph = config(0.9), GRAPHS["chain and second tokens"]

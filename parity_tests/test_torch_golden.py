@@ -1,7 +1,6 @@
 """The authors' decoded tokens and numbers of forwards, case by case, on the Torch side."""
 
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 import pytest
@@ -12,12 +11,12 @@ from conftest import FAMILIES
 from golden_cases import Case, bugs, in_scope
 from specfold_torch_ref.decode import decode_step, spiffy_decode
 from specfold_torch_ref.state import begin, finish, unfinished
-from test_golden_decode import alike
+from test_golden_decode import EVERY, Rows, assert_the_authors, results_of
 from torch_twin import tensor, twin
 
 
 @torch.inference_mode()
-def run(checkpoint, cases: Sequence[Case]) -> list[tuple[list[int], int]]:
+def run(checkpoint, cases: Sequence[Case]) -> Rows:
     """Tokens and forwards of every row of the cases (which share their decode arguments), in order: one batch of ragged rows."""
     params, graph = twin(checkpoint), sf.DraftGraph.empty()
     rows = [(prompt, budget, case) for case in cases for prompt, budget in zip(case.prompts, case.budgets, strict=True)]
@@ -38,25 +37,12 @@ def run(checkpoint, cases: Sequence[Case]) -> list[tuple[list[int], int]]:
 @pytest.fixture(scope="module")
 def results(checkpoints):
     """The result of a case: its rows' tokens and forwards."""
-
-    @cache
-    def of_group(family: str, key: tuple) -> dict[str, list[tuple[list[int], int]]]:
-        rows = iter(run(checkpoints[family], alike(family)[key]))
-        return {case.name: [next(rows) for _ in case.prompts] for case in alike(family)[key]}
-
-    return lambda case: of_group(case.family, (case.static, case.stop_ids, case.threshold))[case.name]
+    return results_of(run, checkpoints)
 
 
-@pytest.mark.parametrize("case", [case for family in FAMILIES for case in in_scope(family)], ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("case", EVERY)
 def test_tokens_and_forwards_are_the_authors(case, results):
-    rows = results(case)
-    assert any(case.compared)
-    for (tokens, forwards), want, compared in zip(rows, case.outputs, case.compared, strict=True):
-        if compared:
-            # A batch of the authors' ends for all rows at once, so a row's expected tokens may break off before its budget.
-            assert tokens[: len(want)] == list(want)
-            assert case.nfe is None or len(tokens) == len(want)
-        assert case.nfe is None or forwards == case.nfe
+    assert_the_authors(case, results(case))
 
 
 @pytest.mark.parametrize("name", ["n5_t0.9_s32_nc", "n5_t0.9_b32", "n5_dyn_t0.5_b4"])

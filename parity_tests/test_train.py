@@ -176,7 +176,10 @@ def test_batches_are_permutations():
 
 def test_rate():
     config = dataclasses.replace(TINY, steps=1000, warmup=100, rate=1.0)
-    at = lambda step, restart=0: float(rate(config, jnp.int32(step), jnp.int32(restart)))  # noqa: E731
+
+    def at(step: int, restart: int = 0) -> float:
+        return float(rate(config, jnp.int32(step), jnp.int32(restart)))
+
     assert at(0) == pytest.approx(0.01)
     assert at(99) == pytest.approx(1.0)
     assert at(999) == pytest.approx(0.05)

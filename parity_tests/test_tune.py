@@ -10,14 +10,14 @@ import pytest
 
 import specfold_jax as sf
 from benchmarks import promises
-from specfold_jax import profile
+from golden_cases import GOLDEN
+from specfold_jax import profile, tune_report
 from specfold_jax.generate import batches, run
 from specfold_jax.timing_table import TimingTable
 from specfold_jax.tune import Search, split, tune
 from specfold_jax.tune_graphs import Candidate, candidate, worth_decoding
 from specfold_jax.tune_measure import Outcome, Setting, Subject, iterations
 from specfold_jax.tune_plots import draw_all
-from test_cli import GOLDEN, specfold  # noqa: F401  a fixture
 from test_lossless import config
 
 SMALL = Search(drafts=(2,), taus=(0.1, 0.8), guards=(0.0, 0.5), sources=("confidence",))
@@ -178,6 +178,17 @@ def test_another_run_in_the_same_folder_is_refused(tuned, subject, ids, tmp_path
     assert repeated.profile.measured == tuned[0].profile.measured
 
 
+def test_another_model_of_the_same_name_is_another_plan(subject, ids):
+    def model_of(subject):
+        return tune_report.plan(subject, ids, {}, None)["model_sha256"]
+
+    weights = subject.params | {"norm": subject.params["norm"] * 2}
+    models = [replace(subject.model, mask_id=5), replace(subject.model, stop_ids=(7,))]
+    others = [subject._replace(params=weights), *(subject._replace(model=model) for model in models)]
+    assert model_of(subject) == model_of(subject._replace(params=dict(subject.params)))
+    assert len({model_of(subject), *map(model_of, others)}) == 4
+
+
 def test_targets_and_prompts_that_are_out_of_reach(subject, ids, tmp_path):
     few = tune(subject, ids[:5], SMALL, tmp_path / "few")
     assert (few.profile.method, few.outcomes) == ("vanilla", [])
@@ -259,7 +270,7 @@ def words_of(prompts, tmp_path):
     return path
 
 
-def test_the_command_line_tunes_and_uses_a_profile(specfold, ids, tmp_path):  # noqa: F811
+def test_the_command_line_tunes_and_uses_a_profile(specfold, ids, tmp_path):
     """Too few prompts, so that nothing is compiled to measure; and a profile written by hand."""
     model = ["--model", GOLDEN / "fast_dllm_v2", "--mask_id", "310", "--token_ids"]
     file, out = words_of(ids[:3], tmp_path), tmp_path / "run"

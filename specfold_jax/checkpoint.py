@@ -74,14 +74,15 @@ def name_table(model: ModelConfig) -> dict[str, Part]:
     return table
 
 
-def _at(tree: Any, path: Sequence[str | int]) -> Any:
+def at(tree: Any, path: Sequence[str | int]) -> Any:
+    """What stands at a path in a parameter tree."""
     for key in path:
         tree = tree[key]
     return tree
 
 
 def _part_shape(model: ModelConfig, part: Part) -> tuple[int, ...]:
-    return (part.stop - part.start, *_at(shapes(model), part.path)[1:])
+    return (part.stop - part.start, *at(shapes(model), part.path)[1:])
 
 
 def resolve_folder(name: str | os.PathLike[str]) -> Path:
@@ -175,7 +176,7 @@ def _read(model: ModelConfig, table: dict[str, Part], files: dict[str, Path], ha
     for name, part in table.items():
         wanted.setdefault(part.path, []).append(name)
     for path, names in wanted.items():
-        parent = _at(tree, path[:-1])
+        parent = at(tree, path[:-1])
         host = np.empty(parent[path[-1]], dtype)
         for name in names:
             part = table[name]
@@ -187,7 +188,7 @@ def _read(model: ModelConfig, table: dict[str, Part], files: dict[str, Path], ha
 def tensors(params: Params, model: ModelConfig, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
     """The checkpoint's tensors by name, each on the host in the wanted dtype."""
     for name, part in sorted(name_table(model).items()):
-        yield name, np.asarray(jax.device_get(_at(params, part.path)[part.start : part.stop])).astype(dtype)
+        yield name, np.asarray(jax.device_get(at(params, part.path)[part.start : part.stop])).astype(dtype)
 
 
 def save(path: str | os.PathLike[str], params: Params, model: ModelConfig, config: dict[str, Any], dtype: str = "bfloat16") -> None:

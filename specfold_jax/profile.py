@@ -108,7 +108,7 @@ def config_record(config: DecodeConfig | FoldConfig) -> dict[str, Any]:
 
 
 def _config[T](cls: type[T], name: str, values: Any) -> T:
-    graph_json.same_names(name, values, list(cls.__dataclass_fields__))  # type: ignore[attr-defined]
+    graph_json.same_names(name, values, list(cls.__dataclass_fields__))  # type: ignore[attr-defined]  (cls is a dataclass)
     return cls(**{key: math.inf if value == "inf" else value for key, value in values.items()})
 
 

@@ -30,6 +30,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], raw: bool
         return [list(tokenizer(prompt).input_ids) for prompt in prompts]
     turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
     texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
+    # One text gives one flat list, which the stubs do not know.
     return [list(tokenizer(text, add_special_tokens=False).input_ids) for text in texts]  # type: ignore[arg-type]
 
 

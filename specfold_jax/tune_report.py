@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specfold_jax import profile as p
@@ -21,6 +22,7 @@ def plan(subject: Subject, ids: Sequence[Sequence[int]], search: dict[str, Any],
     grid = {name: ["inf" if v == np.inf else v for v in value] if isinstance(value, tuple) else value for name, value in search.items()}
     return {
         "made_for": p.made_for(subject.name, subject.model, subject.decode),
+        "model_sha256": _fingerprint(subject),
         "dtype": str(subject.params["embed"].dtype),
         "decode": p.config_record(subject.decode),
         "batch": subject.batch,
@@ -31,6 +33,12 @@ def plan(subject: Subject, ids: Sequence[Sequence[int]], search: dict[str, Any],
         "device": device_name(),
         "versions": {"python": platform.python_version(), "jax": jax.__version__, "specfold": _version()},
     }
+
+
+def _fingerprint(subject: Subject) -> str:
+    """Tells apart models of one name: by configuration and by the sum of every weight's magnitudes."""
+    sums = [float(jnp.sum(jnp.abs(leaf), dtype=jnp.float32)) for leaf in jax.tree.leaves(subject.params)]
+    return hashlib.sha256(repr((subject.model, sums)).encode()).hexdigest()
 
 
 def _version() -> str:

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from specfold_jax.checkpoint import name_table, read_config, resolve_folder, shapes
+from specfold_jax.checkpoint import at, name_table, read_config, resolve_folder, shapes
 from specfold_jax.config import ModelConfig
 from specfold_jax.families import model_config
 from specfold_torch_ref.model import Params
@@ -47,7 +47,7 @@ def load(
                     problems.append(f"unexpected {name}")
                 continue
             missing.discard(name)
-            place = _at(params, table[name].path)[table[name].start : table[name].stop]
+            place = at(params, table[name].path)[table[name].start : table[name].stop]
             if tensor.shape == place.shape:
                 place.copy_(tensor)
             else:
@@ -56,9 +56,3 @@ def load(
     if problems:
         raise ValueError(f"{folder}: " + "; ".join(sorted(problems)))
     return model, params
-
-
-def _at(tree: Any, path: Sequence[str | int]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree

@@ -1,6 +1,6 @@
 """Parameters of the JAX side and of this side, moved both ways bit for bit: one table of names, and NumPy in between."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specfold_jax.checkpoint import shapes
+from specfold_jax.checkpoint import at, shapes
 from specfold_jax.config import ModelConfig
 from specfold_torch_ref.model import Params
 
@@ -70,7 +70,7 @@ def _move(
     wanted, found = shapes(model), _leaves(params)
     problems = [f"unexpected {_show(path)}" for path in found.keys() - table.keys()]
     for path, (_, named) in table.items():
-        shape = _at(wanted, named)
+        shape = at(wanted, named)
         if path not in found:
             problems.append(f"missing {_show(path)}")
         elif tuple(found[path].shape) != shape:
@@ -81,7 +81,7 @@ def _move(
         raise ValueError("; ".join(sorted(problems)))
     out: dict[str, Any] = {"layers": [{} for _ in range(model.layers)]}
     for path, (place, _) in table.items():
-        _at(out, place[:-1])[place[-1]] = convert(found[path])
+        at(out, place[:-1])[place[-1]] = convert(found[path])
     return out
 
 
@@ -90,12 +90,6 @@ def _leaves(params: dict[str, Any]) -> dict[Path, Any]:
     for index, layer in enumerate(params.get("layers", [])):
         leaves |= {("layers", index, name): value for name, value in layer.items()}
     return leaves
-
-
-def _at(tree: Any, path: Sequence[str | int]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
 
 
 def _show(path: Path) -> str:
