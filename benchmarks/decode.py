@@ -37,6 +37,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import start
 from benchmarks.embed import SHAPES, embed
 from benchmarks.environment import environment, save, today
 from benchmarks.timing import Subject, decode_all, spread, time_check
@@ -52,20 +53,23 @@ from specfold_jax.tokens import encode, load_tokenizer
 BYTES_A_SECOND, OPERATIONS_A_SECOND = 4.3e12, 770e12
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
-_OUT = flags.DEFINE_string("out", None, "Results file (JSON).", required=True)
-_SHAPES = flags.DEFINE_list("shapes", ["tiny", "1.5b", "7b"], f"Shapes, separated by commas: {', '.join(SHAPES)}.")
-_IMPLS = flags.DEFINE_list("impls", ["torch", "triton"], "Implementations, separated by commas: torch, triton (needs a CUDA device).")
-_BATCH = flags.DEFINE_list("batch", ["1", "8"], "Batch sizes, separated by commas.")
-_DRAFTS = flags.DEFINE_integer("drafts", 8, "Most drafts a check.", lower_bound=1)
-_TAUS = flags.DEFINE_list("taus", ["0.1"], "SpecFold's gate thresholds, separated by commas; 0 is always measured as a control.")
-_GUARD = flags.DEFINE_float("guard", 0.5, "SpecFold's guard.", lower_bound=0)
-_SAMPLES = flags.DEFINE_integer("samples", 4, "Held-out problems, from the front; at least one full batch.", lower_bound=1)
-_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Most new tokens a problem.", lower_bound=1)
-_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", list(DTYPES), "Type of weights and activations.")
-_GRAPH = flags.DEFINE_string("graph", None, "Draft graph; written if it is not there.")
-_CALIBRATION = flags.DEFINE_integer("calibration", 32, "Problems, from the end, that a graph is chosen on.", lower_bound=1)
-_REPETITIONS = flags.DEFINE_integer("repetitions", 20, "Repetitions of the single check.", lower_bound=1)
-_COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.")
+FLAGS = flags.FlagValues()
+_OUT = flags.DEFINE_string("out", None, "Results file (JSON).", required=True, flag_values=FLAGS)
+_SHAPES = flags.DEFINE_list("shapes", ["tiny", "1.5b", "7b"], f"Shapes, separated by commas: {', '.join(SHAPES)}.", flag_values=FLAGS)
+_IMPLS = flags.DEFINE_list("impls", ["torch", "triton"], "torch, triton (needs a CUDA device); separated by commas.", flag_values=FLAGS)
+_BATCH = flags.DEFINE_list("batch", ["1", "8"], "Batch sizes, separated by commas.", flag_values=FLAGS)
+_DRAFTS = flags.DEFINE_integer("drafts", 8, "Most drafts a check.", lower_bound=1, flag_values=FLAGS)
+_TAUS = flags.DEFINE_list("taus", ["0.1"], "SpecFold's gate thresholds, separated by commas; 0, a control, is added.", flag_values=FLAGS)
+_GUARD = flags.DEFINE_float("guard", 0.5, "SpecFold's guard.", lower_bound=0, flag_values=FLAGS)
+_SAMPLES = flags.DEFINE_integer(
+    "samples", 4, "Held-out problems, from the front; one full batch or more.", lower_bound=1, flag_values=FLAGS
+)
+_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Most new tokens a problem.", lower_bound=1, flag_values=FLAGS)
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", list(DTYPES), "Type of weights and activations.", flag_values=FLAGS)
+_GRAPH = flags.DEFINE_string("graph", None, "Draft graph; written if it is not there.", flag_values=FLAGS)
+_CALIBRATION = flags.DEFINE_integer("calibration", 32, "Problems, from the end, to choose a graph on.", lower_bound=1, flag_values=FLAGS)
+_REPETITIONS = flags.DEFINE_integer("repetitions", 20, "Repetitions of the single check.", lower_bound=1, flag_values=FLAGS)
+_COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.", flag_values=FLAGS)
 
 Setting = dict[str, Any]
 
@@ -196,10 +200,8 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
     return out
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     """Measures what the flags say."""
-    if argv[1:]:
-        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
     device, console = torch.device("cuda" if torch.cuda.is_available() else "cpu"), Console(width=220)
     if unknown := [name for name in _SHAPES.value if name not in SHAPES]:
@@ -243,4 +245,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main, FLAGS)

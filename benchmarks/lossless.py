@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import flags
 
+from benchmarks.command import start
 from benchmarks.environment import environment, save, today
 from specfold_jax.calibrate import choose
 from specfold_jax.checkpoint import load
@@ -24,16 +25,16 @@ from specfold_jax.records import watch
 from specfold_jax.tokens import encode, load_tokenizer
 from specfold_jax.verify import differences
 
-FLAGS = flags.FLAGS
-flags.DEFINE_integer("samples", 500, "held-out problems, from the front", lower_bound=1)
-flags.DEFINE_integer("calibration", 64, "problems to calibrate on, from the end", lower_bound=8)
-flags.DEFINE_integer("drafts", 8, "drafts a check", lower_bound=1)
-flags.DEFINE_multi_integer("batch", [8, 1], "batch sizes")
-flags.DEFINE_multi_float("temperature", [0.0, 1.0], "temperatures")
-flags.DEFINE_multi_enum("source", ["confidence", "ranks", "union"], ["ranks", "confidence", "union"], "draft sources")
-flags.DEFINE_multi_enum("dtype", ["float32", "bfloat16"], ["float32", "bfloat16"], "dtypes; bfloat16 runs the first batch size only")
-flags.DEFINE_string("commit", None, "the commit, where there is no checkout to ask")
-flags.DEFINE_string("out", None, "results, JSON", required=True)
+FLAGS = flags.FlagValues()
+flags.DEFINE_integer("samples", 500, "held-out problems, from the front", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_integer("calibration", 64, "problems to calibrate on, from the end", lower_bound=8, flag_values=FLAGS)
+flags.DEFINE_integer("drafts", 8, "drafts a check", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_multi_integer("batch", [8, 1], "batch sizes", flag_values=FLAGS)
+flags.DEFINE_multi_float("temperature", [0.0, 1.0], "temperatures", flag_values=FLAGS)
+flags.DEFINE_multi_enum("source", ["confidence", "ranks", "union"], ["ranks", "confidence", "union"], "draft sources", flag_values=FLAGS)
+flags.DEFINE_multi_enum("dtype", ["float32", "bfloat16"], ["float32", "bfloat16"], "bfloat16: first batch size only", flag_values=FLAGS)
+flags.DEFINE_string("commit", None, "the commit, where there is no checkout to ask", flag_values=FLAGS)
+flags.DEFINE_string("out", None, "results, JSON", required=True, flag_values=FLAGS)
 
 
 def compare(setting: dict[str, Any], run: Run, vanilla: Run) -> dict[str, Any]:
@@ -51,9 +52,7 @@ def compare(setting: dict[str, Any], run: Run, vanilla: Run) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown arguments {argv[1:]}")
+def main() -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
     tokenizer, problems = load_tokenizer("tiny"), packaged_problems()
     ids = encode(tokenizer, [problem.question for problem in problems])
@@ -92,4 +91,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main, FLAGS)

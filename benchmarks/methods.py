@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from benchmarks.command import start
 from benchmarks.environment import environment, save, today
 from benchmarks.grid import PRESETS, Group, Setting, Shared
 from specfold_jax.calibrate import choose
@@ -238,15 +239,14 @@ def groups_from(values: flags.FlagValues) -> list[Group]:
     return list(dict.fromkeys(groups))
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     """Runs what the flags say."""
-    if argv[1:]:
-        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
     given: Any = {name: flags.FLAGS[name].value for name in ("model", "out", "commit")}
     load_subject = partial(subject, given["model"])
     run_groups(groups_from(flags.FLAGS), Path(given["out"]), given["model"], given["commit"], load_subject)
 
 
 if __name__ == "__main__":
-    define_flags(flags.FLAGS)
-    app.run(main)
+    own = flags.FlagValues()
+    define_flags(own)
+    start(main, own)

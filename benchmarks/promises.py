@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import app, flags
 
+from benchmarks.command import start
 from benchmarks.environment import environment, save, today
 from specfold_jax.checkpoint import load
 from specfold_jax.cli.tune import SAMPLES
@@ -23,13 +24,13 @@ from specfold_jax.tokens import encode, load_tokenizer
 from specfold_jax.tune import Search, Tuned, tune
 from specfold_jax.tune_measure import Setting, Subject, measure
 
-FLAGS = flags.FLAGS
-flags.DEFINE_string("tuned", None, "folder of the tune run", required=True)
-flags.DEFINE_integer("samples", SAMPLES, "problems to measure on, from the front", lower_bound=1)
-flags.DEFINE_integer("tune_samples", SAMPLES, "problems to tune on, from the end", lower_bound=8)
-flags.DEFINE_integer("batch", 1, "prompts decoded together", lower_bound=1)
-flags.DEFINE_string("commit", None, "the commit, where there is no checkout to ask")
-flags.DEFINE_string("out", None, "results, JSON", required=True)
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("tuned", None, "folder of the tune run", required=True, flag_values=FLAGS)
+flags.DEFINE_integer("samples", SAMPLES, "problems to measure on, from the front", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_integer("tune_samples", SAMPLES, "problems to tune on, from the end", lower_bound=8, flag_values=FLAGS)
+flags.DEFINE_integer("batch", 1, "prompts decoded together", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_string("commit", None, "the commit, where there is no checkout to ask", flag_values=FLAGS)
+flags.DEFINE_string("out", None, "results, JSON", required=True, flag_values=FLAGS)
 PROMISED = ("tokens_per_second_interval95", "agreement_interval95")
 
 
@@ -55,9 +56,7 @@ def hold(tuned: Tuned, subject: Subject, unseen: list[list[int]]) -> list[dict[s
     return found
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown arguments {argv[1:]}")
+def main() -> None:
     problems = packaged_problems()
     if FLAGS.samples + FLAGS.tune_samples > len(problems):
         raise app.UsageError(f"--samples and --tune_samples must be {len(problems)} problems at most together")
@@ -82,4 +81,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main, FLAGS)

@@ -8,15 +8,17 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
+from benchmarks.command import start
 from benchmarks.environment import RESULTS, ROOT
 
-CHECK = "check"
+FLAGS = flags.FlagValues()
+flags.DEFINE_boolean("check", False, "change nothing; exit status 1 if the README is stale", flag_values=FLAGS)
 _MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n).*?(<!-- /table:\2 -->)", re.DOTALL)
 _MARK = re.compile(r"<!-- /?table:.*?-->")
 NOT_YET = "Not measured yet.\n"
@@ -239,14 +241,12 @@ def render(text: str, results: Path) -> str:
     return _MARKED.sub(fill, text)
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     """Rewrites or checks the README."""
-    if argv[1:]:
-        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
     readme = ROOT / "README.md"
     before = readme.read_text(encoding="utf-8")
     after = render(before, RESULTS)
-    if flags.FLAGS[CHECK].value:
+    if FLAGS.check:
         if before != after:
             print("README.md is stale; run: python -m benchmarks.tables", file=sys.stderr)
             sys.exit(1)
@@ -256,5 +256,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_boolean(CHECK, False, "change nothing; exit status 1 if the README is stale")
-    app.run(main)
+    start(main, FLAGS)

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import specfold_jax as sf
+from benchmarks.command import start
 from benchmarks.environment import save
 from conftest import Checkpoint
 from devices import DEVICE, about
@@ -43,19 +44,20 @@ from specfold_torch_ref.checkpoint import load
 from specfold_torch_ref.decode import specfold_decode, spiffy_decode, vanilla_decode
 from specfold_torch_ref.model import Params
 
-_SAMPLES = flags.DEFINE_integer("samples", 200, "Held-out problems to decode, from the front.", lower_bound=1)
-_BATCH = flags.DEFINE_integer("batch", 50, "Prompts a batch, on both sides.", lower_bound=1)
-_METHODS = flags.DEFINE_list("methods", list(METHODS), "Methods, separated by commas: vanilla, spiffy, specfold.")
-_DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Types, separated by commas: float32, bfloat16.")
-_IMPL = flags.DEFINE_enum("impl", "triton", ["torch", "triton"], "PyTorch side; triton without a CUDA device runs in the interpreter.")
-_TOKENS = flags.DEFINE_integer("max_new_tokens", 256, "Most new tokens a prompt.", lower_bound=1)
-_THRESHOLD = flags.DEFINE_float("threshold", 0.9, "Reveal threshold.", 0, 1)
-_SUB_BLOCK = flags.DEFINE_integer("sub_block", 8, "Positions a sub-block.", lower_bound=1)
-_TAU = flags.DEFINE_float("tau", 0.1, "SpecFold's gate threshold.", lower_bound=0)
-_GUARD = flags.DEFINE_float("guard", 0.5, "SpecFold's guard.", lower_bound=0)
-_REPLAYS = flags.DEFINE_integer("replays", 8, "Most batches to replay in lock-step per method and type.", lower_bound=0)
-_COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.")
-_OUT = flags.DEFINE_string("out", None, "File to write (JSON).", required=True)
+FLAGS = flags.FlagValues()
+_SAMPLES = flags.DEFINE_integer("samples", 200, "Held-out problems to decode, from the front.", lower_bound=1, flag_values=FLAGS)
+_BATCH = flags.DEFINE_integer("batch", 50, "Prompts a batch, on both sides.", lower_bound=1, flag_values=FLAGS)
+_METHODS = flags.DEFINE_list("methods", list(METHODS), "Methods, separated by commas: vanilla, spiffy, specfold.", flag_values=FLAGS)
+_DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Types, separated by commas: float32, bfloat16.", flag_values=FLAGS)
+_IMPL = flags.DEFINE_enum("impl", "triton", ["torch", "triton"], "PyTorch side; triton without a GPU: the interpreter.", flag_values=FLAGS)
+_TOKENS = flags.DEFINE_integer("max_new_tokens", 256, "Most new tokens a prompt.", lower_bound=1, flag_values=FLAGS)
+_THRESHOLD = flags.DEFINE_float("threshold", 0.9, "Reveal threshold.", 0, 1, flag_values=FLAGS)
+_SUB_BLOCK = flags.DEFINE_integer("sub_block", 8, "Positions a sub-block.", lower_bound=1, flag_values=FLAGS)
+_TAU = flags.DEFINE_float("tau", 0.1, "SpecFold's gate threshold.", lower_bound=0, flag_values=FLAGS)
+_GUARD = flags.DEFINE_float("guard", 0.5, "SpecFold's guard.", lower_bound=0, flag_values=FLAGS)
+_REPLAYS = flags.DEFINE_integer("replays", 8, "Most batches to replay in lock-step per method and type.", lower_bound=0, flag_values=FLAGS)
+_COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.", flag_values=FLAGS)
+_OUT = flags.DEFINE_string("out", None, "File to write (JSON).", required=True, flag_values=FLAGS)
 
 
 class Setting(NamedTuple):
@@ -181,9 +183,7 @@ def print_results(lines: list[dict[str, Any]]) -> None:
             console.print(line["method"], line["dtype"], each)
 
 
-def main(argv: list[str]) -> int:
-    if argv[1:]:
-        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+def main() -> int:
     for name, values, known in (("methods", _METHODS.value, METHODS), ("dtypes", _DTYPES.value, ("float32", "bfloat16"))):
         if not values or set(values) - set(known):
             raise app.UsageError(f"--{name}={','.join(values)} must be some of {', '.join(known)}")
@@ -212,4 +212,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main, FLAGS)

@@ -14,16 +14,18 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import start
 from benchmarks.environment import RESULTS, save
 from cases import CASES, Case
 from close import EXACT, TOLERANCE, errors
 from devices import DEVICE, about
 from implementations import IMPLEMENTATIONS, reference, run
 
-_OUT = flags.DEFINE_string("out", None, "File to write; by default benchmarks/results/parity-<device>.json.")
-_OP = flags.DEFINE_multi_string("op", None, "Operations to report; by default all.")
-_COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.")
-_WORST = flags.DEFINE_integer("worst", 12, "Cases to print.", lower_bound=1)
+FLAGS = flags.FlagValues()
+_OUT = flags.DEFINE_string("out", None, "File to write; by default benchmarks/results/parity-<device>.json.", flag_values=FLAGS)
+_OP = flags.DEFINE_multi_string("op", None, "Operations to report; by default all.", flag_values=FLAGS)
+_COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.", flag_values=FLAGS)
+_WORST = flags.DEFINE_integer("worst", 12, "Cases to print.", lower_bound=1, flag_values=FLAGS)
 
 
 def rows_of(case: Case, dtype: torch.dtype) -> list[dict]:
@@ -45,7 +47,7 @@ def print_worst(rows: list[dict], count: int) -> None:
     Console(width=160).print(table)
 
 
-def main(_: list[str]) -> int:
+def main() -> int:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_default_matmul_precision", "highest")
     chosen = [case for case in CASES if not _OP.value or case.op in _OP.value]
@@ -62,4 +64,4 @@ def main(_: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main, FLAGS)

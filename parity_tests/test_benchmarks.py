@@ -1,7 +1,10 @@
 """Benchmarks: what they measure, that they go on where they stopped, and that the README shows what was measured."""
 
+import importlib
 import json
 import re
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from benchmarks.grid import PRESETS, Group, Setting
 from benchmarks.tables import NOT_YET, TABLES, render
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROGRAMS = sorted((ROOT / "benchmarks").glob("[a-z]*.py"))
 RANKS = {"sources": ("ranks",), "fold_sources": ("ranks",), "drafts": (2,), "fold_drafts": (2,)}
 SMALL = Group(samples=4, batch=4, calibration=4, max_new_tokens=24, short=16, guards=(0.5, float("inf")), **RANKS)
 
@@ -109,6 +113,21 @@ def test_readme_names_every_option():
     shown = set(re.findall(r"`(\w+)`", README.partition("## Options")[2].partition("## Statistics")[0]))
     for config in (DecodeConfig, FoldConfig, DraftGraph):
         assert set(config.__dataclass_fields__) <= shown
+
+
+@pytest.mark.parametrize("module", [*(f"benchmarks.{path.stem}" for path in PROGRAMS), "report", "decode_report"])
+def test_a_program_keeps_its_flags_to_itself_until_it_runs(module):
+    before = set(flags.FLAGS)
+    importlib.import_module(module)
+    assert set(flags.FLAGS) == before
+
+
+def test_a_program_refuses_words_that_are_no_flags():
+    done = subprocess.run(
+        (sys.executable, "-m", "benchmarks.tables", "--check", "x"), capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 1
+    assert "unexpected arguments: x" in done.stdout + done.stderr
 
 
 def test_flags():
