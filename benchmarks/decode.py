@@ -39,12 +39,13 @@ from rich.table import Table
 
 from benchmarks.command import start
 from benchmarks.embed import SHAPES, embed
-from benchmarks.environment import environment, save, today
+from benchmarks.environment import environment, today
 from benchmarks.timing import Subject, decode_all, spread, time_check
 from specfold_jax.calibrate import choose
 from specfold_jax.checkpoint import load, resolve_folder
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.data import packaged_problems
+from specfold_jax.files import write_json
 from specfold_jax.generate import pad
 from specfold_jax.graph import DraftGraph
 from specfold_jax.records import watch
@@ -236,7 +237,7 @@ def main() -> None:
                 broken = same < len(vanilla) and setting["method"] == "spiffy" and setting["impl"] == "triton"
                 if setting not in done:
                     record["results"].append({"setting": setting, "measured": measured | {"identical": same, "broken": broken}})
-                    save(path, record)
+                    write_json(path, record)
                     console.print(table(record["results"][-1:]))
         del params
         gc.collect()

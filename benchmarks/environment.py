@@ -1,8 +1,7 @@
-"""Where and with what something was measured, and result files that are whole or not there."""
+"""Where and with what something was measured."""
 
 import datetime
 import hashlib
-import json
 import os
 import platform
 import subprocess
@@ -49,13 +48,3 @@ def environment(git_commit: str | None = None) -> dict[str, Any]:
 def today() -> str:
     """The date in UTC."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()
-
-
-def save(path: Path, record: dict[str, Any]) -> None:
-    """Writes JSON; the file is whole or not there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from absl import flags
 
 from benchmarks.command import start
-from benchmarks.environment import environment, save, today
+from benchmarks.environment import environment, today
 from specfold_jax.calibrate import choose
 from specfold_jax.checkpoint import load
 from specfold_jax.config import DecodeConfig, FoldConfig
 from specfold_jax.data import packaged_problems
+from specfold_jax.files import write_json
 from specfold_jax.generate import Run, pad, run_all, same_tokens
 from specfold_jax.records import watch
 from specfold_jax.tokens import encode, load_tokenizer
@@ -62,7 +63,7 @@ def main() -> None:
 
     def add(line: dict[str, Any]) -> None:
         record["results"].append(line)
-        save(Path(FLAGS.out), record)
+        write_json(Path(FLAGS.out), record)
         where = ", ".join(f"{name}={value}" for name, value in line.items() if name != "first_differences")
         print(f"{time.monotonic() - begun:6.0f} s  {where}", flush=True)
 

@@ -21,13 +21,14 @@ import numpy as np
 from absl import flags
 
 from benchmarks.command import start
-from benchmarks.environment import environment, save, today
+from benchmarks.environment import environment, today
 from benchmarks.grid import PRESETS, Group, Setting, Shared
 from specfold_jax.calibrate import choose
 from specfold_jax.checkpoint import load, resolve_folder
 from specfold_jax.config import FoldConfig, ModelConfig
 from specfold_jax.data import is_correct, packaged_problems
 from specfold_jax.draft import distinct, every_draft
+from specfold_jax.files import write_json
 from specfold_jax.generate import Run, pad, run_all, same_tokens, summarise
 from specfold_jax.graph import DraftGraph
 from specfold_jax.records import Records, watch
@@ -182,7 +183,7 @@ def run_groups(groups: Sequence[Group], path: Path, model: str, git_commit: str 
     def report(setting: Setting, measured: dict[str, Any]) -> None:
         record["results"].append({"setting": asdict(setting), "measured": measured})
         done.add(setting)
-        save(path, record)
+        write_json(path, record)
         m = measured
         text = f"{m['forwards']:.2f} forwards a sample ({m['of_vanilla']:.3f} of vanilla's), {m['identical']} of {m['samples']} identical, "
         text += f"{m['correct']} correct, {m['tokens_per_second']:,.0f} tokens/s, compiled in {m['compile_seconds']:.0f} s"

@@ -14,11 +14,12 @@ from typing import Any
 from absl import app, flags
 
 from benchmarks.command import start
-from benchmarks.environment import environment, save, today
+from benchmarks.environment import environment, today
 from specfold_jax.checkpoint import load
 from specfold_jax.cli.tune import SAMPLES
 from specfold_jax.config import DecodeConfig
 from specfold_jax.data import packaged_problems
+from specfold_jax.files import write_json
 from specfold_jax.graph import DraftGraph
 from specfold_jax.tokens import encode, load_tokenizer
 from specfold_jax.tune import Search, Tuned, tune
@@ -69,7 +70,7 @@ def main() -> None:
     lines = hold(tuned, subject, ids[: FLAGS.samples])
     about = environment(FLAGS.commit) | {"date": today(), "batch": FLAGS.batch, "samples": FLAGS.samples, "tuning_seconds": seconds}
     chosen = tuned.profile.measured["chosen"]["setting"]
-    save(Path(FLAGS.out), {"benchmark": "promises", "about": about, "chosen": chosen, "results": lines})
+    write_json(Path(FLAGS.out), {"benchmark": "promises", "about": about, "chosen": chosen, "results": lines})
     for line in lines:
         print(line["promised"]["setting"])
         for name in PROMISED:

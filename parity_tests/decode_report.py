@@ -32,12 +32,12 @@ from rich.table import Table
 
 import specfold_jax as sf
 from benchmarks.command import start
-from benchmarks.environment import save
 from conftest import Checkpoint
 from devices import DEVICE, about
 from lockstep import Flip, Followed, explained, follow
 from specfold_jax.checkpoint import resolve_folder
 from specfold_jax.data import packaged_problems
+from specfold_jax.files import write_json
 from specfold_jax.generate import METHODS, Run, batches, run_all, same_tokens
 from specfold_jax.tokens import encode
 from specfold_torch_ref.checkpoint import load
@@ -205,7 +205,7 @@ def main() -> int:
             graph = sf.DraftGraph.empty() if method == "vanilla" else shipped
             fold = sf.FoldConfig(tau=_TAU.value, guard=_GUARD.value) if method == "specfold" else None
             record["results"].append(compare(both, Setting(method, dtype, decode, graph, fold)))
-            save(Path(_OUT.value), record)
+            write_json(Path(_OUT.value), record)
             print({name: x for name, x in record["results"][-1].items() if name != "differences"}, flush=True)
     print_results(record["results"])
     return int(any(line["unexplained"] for line in record["results"] if line["dtype"] == "float32"))

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import start
-from benchmarks.environment import RESULTS, save
+from benchmarks.environment import RESULTS
 from cases import CASES, Case
 from close import EXACT, TOLERANCE, errors
 from devices import DEVICE, about
 from implementations import IMPLEMENTATIONS, reference, run
+from specfold_jax.files import write_json
 
 FLAGS = flags.FlagValues()
 _OUT = flags.DEFINE_string("out", None, "File to write; by default benchmarks/results/parity-<device>.json.", flag_values=FLAGS)
@@ -57,7 +58,7 @@ def main() -> int:
     record = about(_COMMIT.value)
     name = record["torch_device"].removeprefix("NVIDIA ").split(",")[0].lower().replace(" ", "-")
     path = Path(_OUT.value) if _OUT.value else RESULTS / f"parity-{name}.json"
-    save(path, record | {"rows": rows})
+    write_json(path, record | {"rows": rows})
     print_worst(rows, _WORST.value)
     print(path)
     return int(not all(row["passed"] for row in rows))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import pytest
 
 import specfold_jax as sf
 from conftest import Ragged
+from specfold_jax import profile
+from specfold_jax.graph import MadeFor
 from specfold_jax.validate import STATUS
 from test_lossless import EXACT, FAST, GRAPHS, config, specfold, spiffy, vanilla
 
@@ -74,43 +77,58 @@ def test_under_jit_a_bad_row_is_left_alone_and_the_others_are_right(fast, ragged
     assert len(STATUS) == 6
 
 
-BAD_NUMBERS = [("threshold", x) for x in (-0.1, 1.1, NAN, INF, "0.9", [0.5, 2.0])] + [("temperature", x) for x in (-1.0, NAN, INF)]
-BAD_NUMBERS += [("seed", x) for x in (0.5, 2**31, -(2**31) - 1, NAN, [1, 2.5])]
+NO_NUMBER = (None, "0.5", "", True, [], [0.5], (0.5,), {}, [[1], [2, 3]], 1j, np.array(["1"]), np.float32([0.5]), object())
+BAD_NUMBERS = [("threshold", x) for x in (*NO_NUMBER, -0.1, 1.1, NAN, INF)] + [
+    ("temperature", x) for x in (*NO_NUMBER, -1.0, NAN, INF, 1e39)
+]
+BAD_NUMBERS += [("seed", x) for x in (0.5, 2**31, -(2**31) - 1, -(2**63), 10**30, NAN, [1, 2.5], None, "1", True, [], [[1]], (True,), {})]
+BAD_NUMBERS += [("seed", jax.random.key(0))]
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_NUMBERS)
 def test_numbers_out_of_range(name, value):
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=rf"(?s){name}=.* must be a"):
         sf.DecodeConfig(**{name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, v) for n in ("tau", "guard") for v in (-0.5, NAN, -INF)])
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n in ("tau", "guard") for v in (*NO_NUMBER, -0.5, NAN, -INF)])
 def test_fold_numbers_out_of_range(name, value):
     with pytest.raises(ValueError, match=name):
         sf.FoldConfig(**{name: value})
     with pytest.raises(ValueError, match=name):
-        dataclasses.replace(EXACT, **{name: np.float32(value)})
+        dataclasses.replace(EXACT, **{name: value})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("gates", 3), ("gates", 0), ("reference", "main"), ("scope", "attention"), ("draft_from", "other")]
-)
-def test_fold_choices(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value!r} must be one of"):
-        sf.FoldConfig(**{name: value})
+SIZES, SWITCHES = ("max_new_tokens", "block_size", "sub_block", "steps"), ("correction", "force_revealed", "fold_commit", "pack", "share")
+WRONG = [
+    (name, value, "must be a whole number of at least 1") for name in SIZES for value in (0, -3, 1.5, "8", True, [8], NAN, np.float32(8))
+]
+WRONG += [(name, 2**31, "must be at most 2147483647") for name in SIZES] + [("max_new_tokens", None, "must be a whole number")]
+WRONG += [(name, value, "must be true or false") for name in SWITCHES for value in ("false", "", 0, 1, None, [], np.float32(1))]
+WRONG += [("stop_ids", value, "must be a list") for value in ("12", "", 12, {1: 2}, {1, 2})]
+WRONG += [("stop_ids", value, "must be a whole number of at least 0") for value in ((1.7,), ["1"], (True,), (3, -1), [[1]], (None,))]
+CHOICES = ("gates", "reference", "scope", "draft_from", "order")
+WRONG += [(name, value, "must be one of") for name in CHOICES for value in ("other", "", 0, 3, True, 1.0, None, ["own"])]
+WRONG += [("impl", value, "must be") for value in ("cuda", "pallas", "", None, 1, ["xla"])]
 
 
-@pytest.mark.parametrize("name", ["max_new_tokens", "block_size", "sub_block", "steps"])
-@pytest.mark.parametrize("value", [0, -3, 1.5, "8"])
-def test_sizes_are_whole_numbers_from_one(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value} must be a whole number of at least 1"):
-        sf.DecodeConfig(**{name: value})
+@pytest.mark.parametrize(("name", "value", "message"), WRONG)
+def test_values_of_the_wrong_kind(name, value, message):
+    kind = sf.FoldConfig if name in sf.FoldConfig.__dataclass_fields__ else sf.DecodeConfig
+    with pytest.raises(ValueError, match=rf"{name}.*=.* {message}"):
+        kind(**{name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), [("order", "right"), ("impl", "cuda"), ("impl", "pallas")])
-def test_unknown_choices(name, value):
-    with pytest.raises(ValueError, match=f"{name}='{value}'"):
-        sf.DecodeConfig(**{name: value})
+def test_values_of_another_kind_of_number_are_the_same():
+    """One hash, so one compilation; and a traced number passes the constructor."""
+    numbers = dict(max_new_tokens=np.int64(8), sub_block=np.int32(4), pack=np.bool_(True), stop_ids=[np.int32(3), 4])
+    got, want = sf.DecodeConfig(**numbers), sf.DecodeConfig(max_new_tokens=8, sub_block=4, stop_ids=(3, 4))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    assert hash(jax.tree.structure(got)) == hash(jax.tree.structure(want))
+    assert float(jax.jit(lambda x: sf.DecodeConfig(threshold=x, temperature=x, seed=x).threshold)(np.float32(7))) == 7
+    assert float(jax.jit(lambda x: sf.FoldConfig(tau=x, guard=x).guard)(np.float32(-7))) == -7
+    with pytest.raises(ValueError, match=r"sub_block=.* must be a whole number"):
+        jax.jit(lambda x: sf.DecodeConfig(sub_block=x).threshold)(8)
 
 
 def test_unknown_arguments_are_type_errors():
@@ -124,9 +142,8 @@ STATIC = [
     (dict(block_size=4), "sub_block=8 must divide block_size=4"),
     (dict(steps=17), "steps=17 must be at most block_size=16"),
     (dict(stop_ids=(3, 320)), r"stop_ids=\[320\] lie outside the vocabulary of 320"),
-    (dict(stop_ids=(-1,)), r"stop_ids=\[-1\]"),
     (dict(seed=np.int32([1, 2])), r"seed has shape \(2,\)"),
-    (dict(max_new_tokens=2**31), "max_new_tokens=2147483648 is too large"),
+    (dict(max_new_tokens=2**31 - 1), "max_new_tokens=2147483647 is too large"),
 ]
 
 
@@ -148,6 +165,8 @@ ARRAYS = [
     (lambda p, n: (p.astype(np.float32), n), "prompts has dtype float32"),
     (lambda p, n: (p, n.astype(np.float32)), "lengths has dtype float32"),
     (lambda p, n: (p.astype(bool), n), "prompts has dtype bool"),
+    (lambda p, n: (p.tolist(), n), "prompts has dtype None"),
+    (lambda p, n: (p, None), "lengths has dtype None"),
 ]
 
 
@@ -192,6 +211,85 @@ def test_bad_graphs(name, fast, ragged):
         sf.validate(fast.params, *ragged, fast.model, config(), graph)
     with pytest.raises(ValueError, match=message):
         sf.spiffy_decode(fast.params, *ragged, fast.model, config(), graph)
+
+
+FOREIGN = [("vocab", 321), ("block", 32), ("sub_block", 4)]
+
+
+@pytest.mark.parametrize(("name", "value"), FOREIGN)
+def test_a_graph_made_for_other_sizes_is_refused(name, value, fast, ragged):
+    made_for = MadeFor("another name", 320, 16, 8, threshold=0.3, temperature=2.0)
+    graph = dataclasses.replace(GRAPH, made_for=made_for)
+    sf.validate(fast.params, *ragged, fast.model, config(), graph)
+    graph = dataclasses.replace(GRAPH, made_for=dataclasses.replace(made_for, **{name: value}))
+    for call in (
+        lambda: sf.validate(fast.params, *ragged, fast.model, config(), graph),
+        lambda: sf.spiffy_decode(fast.params, *ragged, fast.model, config(), graph),
+    ):
+        with pytest.raises(ValueError, match=rf"calibrated for {name}={value} \(here \d+\); calibrate one"):
+            call()
+
+
+def test_a_graph_keeps_at_most_the_vocabulary(fast, ragged):
+    graph = dataclasses.replace(GRAPH, token_ranks=321)
+    for decoder in (sf.spiffy_decode, spiffy):
+        with pytest.raises(ValueError, match="token_ranks=321 of the draft graph must be at most 320"):
+            decoder(fast.params, *ragged, fast.model, config(), graph)
+
+
+MADE = {"model": "m", "vocab": 320, "block": 16, "sub_block": 8}
+PROFILE = {
+    "threshold": ("decode", ["0.9", None, True, [0.9], [], {}]),
+    "seed": ("decode", [None, "1", [], [1.5]]),
+    "stop_ids": ("decode", ["12", [1.7], ["1"], 3, {}]),
+    "share": ("decode", ["false", 0, None]),
+    "max_new_tokens": ("decode", ["24", 24.0, None, True]),
+    "order": ("decode", ["right", None, 1, []]),
+    "tau": ("fold", [None, "0.1", "NaN", [], True]),
+    "gates": ("fold", [True, "2", 2.0, None]),
+    "correction": ("fold", ["false", 1, None]),
+    "vocab": ("made_for", ["320", 320.0, None, 0]),
+    "model": ("made_for", [3, None, [], "\ud800"]),
+    "max_drafts": ("graph", ["2", True, None, 2.0]),
+    "run_on": ("graph", ["false", 0, None]),
+    "weight": ("graph", ["1", None, [[1]], ["a"]]),
+    "method": (None, ["magic", None, 1, ["specfold"], {}]),
+    "notes": (None, ["note", [1], None, {}]),
+    "measured": (None, [None, [], "x", 3]),
+    "decode": (None, [None, [], "x"]),
+    "graph": (None, [[], "x", 3]),
+}
+
+
+def written(path, where: str | None = None, **changes):
+    """A profile's file, with other values in the object `where`."""
+    profile.Profile("specfold", config(), GRAPH, EXACT, MADE, {}, ("note",)).save(path)
+    record = json.loads(path.read_text())
+    (record if where is None else record[where]).update(changes)
+    path.write_text(json.dumps(record))
+    return path
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (_, values) in PROFILE.items() for value in values])
+def test_profiles_with_values_of_the_wrong_kind(name, value, tmp_path):
+    profile.load(written(tmp_path / "p.json"))
+    with pytest.raises(ValueError, match=rf"p\.json: .*{name}.* must "):
+        profile.load(written(tmp_path / "p.json", PROFILE[name][0], **{name: value}))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 5000, b"[]", b"null"])
+def test_files_that_are_no_profile(content, tmp_path):
+    (tmp_path / "p.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"p\.json: (the profile )?must be"):
+        profile.load(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(("name", "value"), [*FOREIGN, ("model", "other")])
+def test_profiles_whose_graph_was_made_for_something_else(name, value, tmp_path):
+    made_for = MADE | {"threshold": 0.1, "temperature": 1.0}
+    profile.load(written(tmp_path / "p.json", "graph", made_for=made_for))
+    with pytest.raises(ValueError, match=rf"p\.json: the draft graph was calibrated for {name}="):
+        profile.load(written(tmp_path / "p.json", "graph", made_for=made_for | {name: value}))
 
 
 @functools.partial(jax.jit, compiler_options=FAST)

@@ -15,6 +15,7 @@ from benchmarks import environment, methods
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.grid import PRESETS, Group, Setting
 from benchmarks.tables import NOT_YET, TABLES, render
+from specfold_jax import files
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROGRAMS = sorted((ROOT / "benchmarks").glob("[a-z]*.py"))
@@ -41,15 +42,14 @@ def measured(tmp_path_factory, subject) -> Path:
     class Interrupted(Exception):
         pass
 
-    def save(target: Path, record: dict) -> None:
-        methods_save(target, record)
+    def write_json(target: Path, record: dict) -> None:
+        files.write_json(target, record)
         if len(record["results"]) == 2 and len(calls) == 1:
             raise Interrupted
 
-    methods_save = methods.save
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment, "fingerprint", lambda: "code")  # files may change while tests run
-        patch.setattr(methods, "save", save)
+        patch.setattr(methods, "write_json", write_json)
         with pytest.raises(Interrupted):
             methods.run_groups([SMALL], path, "golden", "abc", load_once)
         assert len(json.loads(path.read_text())["results"]) == 2

@@ -182,24 +182,38 @@ def test_missing_files(folder, tmp_path):
         load(folder, dtype="float16")
 
 
-@pytest.mark.parametrize("text", ["", "{", "{'a': 1}", "\x00"])
-def test_a_config_that_is_not_json(folder, text):
-    (folder / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+NO_JSON = [b"", b"{", b"{'a': 1}", b"\x00", b"\xff", b"[" * 100_000, b'{"vocab_size": ' + b"9" * 5000 + b"}"]
+
+
+@pytest.mark.parametrize("content", NO_JSON)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_file_that_is_not_json(folder, name, content):
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}: must be .* in JSON"):
         load(folder)
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "null"])
-def test_a_config_that_is_no_object(folder, text):
-    (folder / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json"):
+@pytest.mark.parametrize("content", ["[]", "3", "null"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_file_that_is_no_object(folder, name, content):
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name}=.* must be an object"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"weight_map": None}, {"weight_map": ["a"]}, {"weight_map": {"a": 3}}, {"weight_map": {"a": ["b"]}}]
+)
+def test_an_index_without_a_table_of_shards(folder, content):
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json: weight_map.* must be"):
         load(folder)
 
 
 @pytest.mark.parametrize("name", ["unknown", "LlamaForCausalLM"])
 def test_an_unknown_architecture_is_named(folder, name):
     configure(folder, architectures=[name])
-    with pytest.raises(ValueError, match=f"unknown architecture '{name}'"):
+    with pytest.raises(ValueError, match=rf"config\.json: unknown architecture '{name}'"):
         load(folder)
 
 
@@ -217,7 +231,7 @@ FIELDS = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads
 @pytest.mark.parametrize("value", [None, "absent"])
 def test_a_missing_field_is_named(folder, name, value):
     configure(folder, **{name: value})
-    with pytest.raises(ValueError, match=f"missing {name}"):
+    with pytest.raises(ValueError, match=rf"config\.json: missing {name}"):
         load(folder)
 
 
@@ -229,11 +243,54 @@ def test_several_missing_fields_are_named_at_once(folder):
 
 def test_the_mask_id_must_be_in_the_vocabulary(folder):
     """The family's own mask id, which config.json leaves out, is beyond this small vocabulary."""
-    for mask_id in (None, 320, -1):
-        with pytest.raises(ValueError, match="lies outside the vocabulary of 320"):
+    for mask_id in (None, 320):
+        with pytest.raises(ValueError, match=r"config\.json: mask_id=\d+ must lie inside the vocabulary of 320"):
             load(folder, mask_id=mask_id)
-    model, _ = load(folder, mask_id=5, stop_ids=(1, 2))
+    model, _ = load(folder, mask_id=5, stop_ids=[1, 2])
     assert (model.mask_id, model.stop_ids) == (5, (1, 2))
+
+
+def test_zero_is_a_value_and_null_is_none(folder):
+    configure(folder, mask_token_id=0, eos_token_id=0, pad_token_id=None, tie_word_embeddings=True, block_size=None, bd_size=16)
+    model, _ = load(folder, mask_id=None)
+    assert (model.mask_id, model.stop_ids, model.pad_id, model.block_size) == (0, (0,), 0, 16)
+
+
+SIZES = ("bd_size", "head_dim", *FIELDS)
+WRONG = [(name, value) for name in SIZES for value in ("64", 0, -4, 2.5, True, [64], 2**31)]
+WRONG += [("tie_word_embeddings", value) for value in ("false", 0, 1, [])]
+WRONG += [("rms_norm_eps", value) for value in ("1e-6", 0, -1e-6, float("nan"), float("inf"), True, 10**400)]
+WRONG += [("rope_theta", value) for value in ("1e4", 0, 1, -1e4, float("nan"), [1e4])]
+WRONG += [(f"{name}_token_id", value) for name in ("eos", "pad") for value in ("2", -1, 1.7, True, 320, ["2"], [1.7], {}, [[2]])]
+WRONG += [("mask_token_id", value) for value in ("3", -1, 3.0, False, 320, [3])]
+WRONG += [("architectures", value) for value in ("Fast_dLLM_QwenForCausalLM", 3, [3], [["x"]])]
+WRONG += [("rope_scaling", value) for value in ("yarn", [1], {"rope_type": 3})]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_value_of_the_wrong_kind_is_named_with_its_file(folder, name, value):
+    configure(folder, **{name: value})
+    shown = {"eos_token_id": "(eos_token_id|stop_ids)", "pad_token_id": "pad_(token_)?id", "mask_token_id": "mask_(token_)?id"}
+    with pytest.raises(ValueError, match=rf"config\.json: {shown.get(name, name)}|config\.json: rope_type=3"):
+        load(folder, mask_id=None if name == "mask_token_id" else 310)
+
+
+@pytest.mark.parametrize("value", [None, "8", 0, -1, float("nan"), [8]])
+@pytest.mark.parametrize("name", ["factor", "original_max_position_embeddings", "beta_fast", "mscale", "attention_factor", "truncate"])
+def test_yarn_takes_numbers(name, value):
+    config = config_of("nld")
+    config["rope_parameters"] |= {name: value}
+    if value is None and not name.startswith(("factor", "original")):
+        assert model_config(config)
+    elif (name, value) != ("mscale", 0):
+        with pytest.raises(ValueError, match=name):
+            model_config(config)
+
+
+@pytest.mark.parametrize("arguments", [dict(mask_id="5"), dict(mask_id=-1), dict(mask_id=5.0), dict(stop_ids="12"), dict(stop_ids=(1.7,))])
+def test_arguments_of_the_wrong_kind(folder, arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        load(folder, **arguments)
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "dynamic"])

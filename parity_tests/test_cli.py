@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import specfold_jax as sf
+from specfold_jax import draw
 from specfold_jax.cli import COMMANDS, flags
+from specfold_jax.cli.tables import statistics
 from specfold_jax.cli.train import HELP
-from specfold_jax.generate import METHODS
+from specfold_jax.generate import METHODS, Summary
 from specfold_jax.train_step import TrainConfig
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -95,6 +97,14 @@ def test_compare(specfold, graph, prompts):
     assert [m["identical"] for m in second["methods"].values()] == [True] * 3
 
 
+def test_only_what_can_fold_has_a_recompute_ratio():
+    counts = dict.fromkeys(("nfe", "checks", "commits", "prefills", "steps", "drafting", "drafted", "accepted"), 1)
+    counts |= dict.fromkeys(("rows", "tokens", "seconds", "compile_seconds", "saved_commits", "shared", "guard_stops"), 1)
+    table = statistics([Summary(method=method, **counts, recompute=((1.0, 0.5),)) for method in METHODS])
+    row = list(table.columns[0].cells).index("recompute ratio")
+    assert [list(column.cells)[row] for column in table.columns] == ["recompute ratio", "-", "-", "0.750"]
+
+
 def test_live(specfold, graph):
     words = ("--live", "--pause", "0", "--graph", graph, "--drafts", "2", PROMPT)
     status, out, _ = specfold("generate", *MODEL, *DECODE, *words)
@@ -121,8 +131,8 @@ def test_verify(specfold, graph, prompts):
 def test_calibrate_then_inspect(specfold, tmp_path, prompts):
     out, png = tmp_path / "graph.json", tmp_path / "graph.png"
     words = ("calibrate", *MODEL, *DECODE, "--file", prompts, "--drafts", "3", "--out", out)
-    status, text, _ = specfold(*words, "--png", png)
-    assert status == 0
+    status, text, err = specfold(*words, "--png", png)
+    assert (status, err) == (0, "only 2 prompts: their graph may suit others badly; give 16 or more\n")
     assert "drafts a check" in " ".join(text.split())  # as wide as the terminal, so wrapped anywhere
     assert sf.DraftGraph.load(out).made_for.model == "tied"
     assert png.read_bytes()[:4] == b"\x89PNG"
@@ -146,8 +156,8 @@ def test_inspect_a_checkpoint(specfold):
     ("words", "status", "message"),
     [
         (["bogus"], 2, "invalid choice: 'bogus'"),
-        (["generate", "--bogus", "1"], 2, "unrecognized arguments: --bogus"),
-        (["generate", "--threshold", "high"], 2, "invalid float value: 'high'"),
+        (["generate", "--bogus", "1"], 2, "specfold generate: unrecognized arguments: --bogus (see specfold generate --help)"),
+        (["generate", "--threshold", "high"], 2, "specfold generate: argument --threshold: invalid float value: 'high'"),
         (["generate", "--batch", "0"], 2, "'0' must be a whole number of at least 1"),
         (["generate", "--stop_ids", "1;2"], 2, "'1;2' must be token ids separated by commas"),
         (["generate", "--method", "vanilla", "--tau", "0.1", "1"], 2, "--tau belongs to --method specfold, not to vanilla"),
@@ -155,9 +165,16 @@ def test_inspect_a_checkpoint(specfold):
         (["generate", "--method", "vanilla", "--drafts", "1", "1"], 2, "--drafts belongs to --method spiffy or specfold"),
         (["generate", "--live", "--json", "1"], 2, "--live and --json do not go together"),
         (["generate", "--file", "a.txt", "1"], 2, "a prompt and --file do not go together"),
-        (["generate", *MODEL, "--threshold", "2", "1"], 1, "threshold=2.0 must be a probability in [0, 1]"),
+        (["generate", *MODEL, "--threshold", "2", "1"], 2, "threshold=2.0 must be a probability in [0, 1]"),
+        (["generate", *MODEL, "--file", "nowhere.txt", "--tau", "-1"], 2, "tau=-1.0 must be a number of at least 0"),
+        (["verify", *MODEL, "--file", "nowhere.txt", "--guard", "nan"], 2, "guard=nan must be a number of at least 0"),
+        (["verify", "--samples", "9999"], 2, "--samples 9999 must be at most 2000"),
+        (["calibrate", "--samples", "9999", "--out", "new.json"], 2, "--samples 9999 must be at most 2000"),
+        (["calibrate", "--objective", "paper", "--out", "new.json"], 2, "it needs --source ranks, not union"),
+        (["calibrate", *MODEL, "--temperature", "-1", "--out", "new.json"], 2, "temperature=-1.0 must be"),
+        (["tune", *MODEL, "--seed", "-1", "--out", "new"], 2, "seed=-1 must be a whole number of at least 0"),
         (["generate", *MODEL, "--sub_block", "5", "1"], 1, "sub_block=5 must divide block_size=32"),
-        (["generate", *MODEL, "--impl", "magic", "1"], 1, "impl='magic' must be one of"),
+        (["generate", *MODEL, "--impl", "magic", "1"], 2, "impl='magic' must be one of"),
         (["generate", *MODEL, "--method", "vanilla", "1 x"], 1, "prompt 0: 'x' must be a token id"),
         (["generate", *MODEL, "--method", "vanilla", "1 310"], 1, "row 0: the mask token 310 at 1"),
         (["generate", *MODEL, "--method", "vanilla", " "], 1, "prompt 0 is empty"),
@@ -170,7 +187,7 @@ def test_inspect_a_checkpoint(specfold):
         (["calibrate", *MODEL, "--out", "/nowhere/graph.json"], 1, "/nowhere/graph.json must be a file in an existing folder"),
         (["inspect", str(GOLDEN / "sdar"), "--png", "a.png"], 2, "--png draws a graph: name a graph file"),
         (["train", "--data", "d"], 2, "the following arguments are required: --out"),
-        (["train", "--data", "d", "--out", "o", "--scan", "7"], 1, "scan=7 must divide steps=24000"),
+        (["train", "--data", "d", "--out", "o", "--scan", "7"], 2, "scan=7 must divide steps=24000"),
     ],
 )
 def test_mistakes_get_one_clear_line(specfold, words, status, message):
@@ -179,3 +196,14 @@ def test_mistakes_get_one_clear_line(specfold, words, status, message):
     assert message in err
     assert err.count("\n") == 1
     assert err.startswith("specfold")
+
+
+def test_edges_of_a_picture_lead_from_a_column_to_the_next():
+    sets = [{(0, 0)}, {(1, 0)}, {(0, 1)}, {(0, 0), (1, 0)}, {(0, 1), (1, 0)}, {(0, 0), (2, 0)}, {(0, 0), (1, 0), (2, 0)}]
+    graph = sf.DraftGraph.from_sets([frozenset(s) for s in sets], [1, 1, 1, 2, 2, 2, 3], thetas=[(3.5, 0), (1.0, 0), (0.0, 1)])
+    lanes, edges = draw._lanes(graph), draw._edges(graph)
+    boxes, _, _ = draw._lay_out(lanes, ["label"] * graph.nodes)
+    assert len(edges) == 3 + 5 + 2 + 3
+    starts, ends = draw._ports(edges, boxes, 0), draw._ports(edges, boxes, 1)
+    assert all(ends[edge][0] - starts[edge][0] == pytest.approx(draw.BETWEEN) for edge in edges)
+    assert draw._crossings([column for _, column in lanes[0]], graph.parent) == 0

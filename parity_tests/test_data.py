@@ -73,9 +73,24 @@ def test_problems_round_trip(problems, tmp_path):
     data.write_problems(path, problems[:20])
     assert data.read_problems(path) == problems[:20]
     assert data.read_prompts(path) == [p.question for p in problems[:20]]
-    path.write_text('{"question": "a", "number": 1}\n')
-    with pytest.raises(ValueError, match=r"held_out\.jsonl:1: .*answer_text"):
-        data.read_problems(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answer_text": "absent"}, r"lacks \['answer_text'\]; it must hold"),
+        *(
+            ({"number": value}, "number=.* must be a finite number")
+            for value in ("1", None, True, [1], 10**400, float("nan"), float("inf"))
+        ),
+        *(({"question": value}, "question=.* must be Unicode text") for value in (3, None, ["a"], "\ud800")),
+    ],
+)
+def test_problem_file_errors(tmp_path, changes, message):
+    record = {"question": "a", "answer_text": "#### 1", "number": 1} | changes
+    (tmp_path / "a.jsonl").write_text(json.dumps({key: value for key, value in record.items() if value != "absent"}))
+    with pytest.raises(ValueError, match=rf"a\.jsonl:1: {message}"):
+        data.read_problems(tmp_path / "a.jsonl")
 
 
 def test_prompts(tmp_path):
@@ -94,6 +109,9 @@ def test_prompts(tmp_path):
         ("a.jsonl", b'{"text": "p"}\n', r'a\.jsonl:1: must have .*"prompt" .*text'),
         ("a.jsonl", b'{"turns": []}\n', r"a\.jsonl:1: must have"),
         ("a.jsonl", b'{"prompt": 3}\n', r"a\.jsonl:1: must have"),
+        ("a.jsonl", b'{"prompt": "p"}\n{"prompt": "a \\ud800"}\n', r"a\.jsonl:2: prompt=.* must be Unicode text"),
+        ("a.jsonl", b'{"prompt": ' + b"[" * 100_000, r"a\.jsonl:1: must be one JSON object"),
+        ("a.jsonl", b'{"prompt": "p", "n": ' + b"9" * 5000 + b"}", r"a\.jsonl:1: must be one JSON object"),
         ("a.txt", b"good\nbad \xff\n", r"a\.txt:2: must be UTF-8"),
         ("a.txt", b" \n\n", r"a\.txt: is empty"),
         ("a.jsonl", b"", r"a\.jsonl: is empty"),

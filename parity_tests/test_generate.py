@@ -39,6 +39,26 @@ def test_pad():
         generate.pad([[1, 2, 3]], capacity=2)
 
 
+@pytest.mark.parametrize(
+    "wrong", [[2**31], [-(2**31) - 1], [10**30], np.array([2**40]), [1.0], [True], ["12"], "12", [[1], [2, 3]], [[1]], [None]]
+)
+def test_only_int32_numbers_are_token_ids(wrong):
+    with pytest.raises(ValueError, match="prompt 1 must "):
+        generate.pad([[5], wrong])
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.5, "8", True, None])
+def test_a_batch_is_a_whole_number(batch):
+    with pytest.raises(ValueError, match=r"batch=.* must be a whole number of at least 1"):
+        generate.batches([[1]], batch)
+
+
+@pytest.mark.parametrize("pause", [-1, np.nan, np.inf, 1e300, "1", None])
+def test_a_pause_is_a_number_of_seconds(pause):
+    with pytest.raises(ValueError, match=r"pause=.* must be a number in \[0, 3600\]"):
+        live.watch(iter(()), str, Console(file=io.StringIO()), "", 0, pause)
+
+
 def test_the_last_batch_is_filled_up_with_empty_rows():
     shapes = [(p.shape, n.tolist()) for p, n in generate.batches([[1], [2], [3, 4]], 2)]
     assert shapes == [((2, 32), [1, 1]), ((2, 32), [2, 0])]
@@ -176,6 +196,13 @@ def test_tokenizers_are_loaded_and_missing_ones_named(tmp_path):
     assert tokens.parse_ids(["4 5", "6"]) == [[4, 5], [6]]
     with pytest.raises(ValueError, match="prompt 1: 'x' must be a token id"):
         tokens.parse_ids(["1", "2 x"])
+    for word in ("9" * 5000, "-1", "1.5", "\ud800"):
+        with pytest.raises(ValueError, match=r"prompt 0: .* must be a token id"):
+            tokens.parse_ids([word])
+    for prompt, message in (("", "is empty"), (" \n", "is empty"), ("a \ud800", "must be Unicode text"), (None, "must be Unicode text")):
+        for raw in (False, True):
+            with pytest.raises(ValueError, match=f"prompt 1.* {message}"):
+                tokens.encode(tokenizer, ["Ann", prompt], raw=raw)
     with pytest.raises(ValueError, match="no tokenizer; the folder must hold"):
         tokens.load_tokenizer(GOLDEN / "sdar")
     (tmp_path / "tokenizer.json").write_text("{")

@@ -138,7 +138,8 @@ def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
         ({"max_drafts": 5}, r"max_drafts=5 must lie in 1\.\.4"),
         ({"max_drafts": 2.5}, "max_drafts=2.5 must be a whole number"),
         ({"token_ranks": 0}, "token_ranks=0 must be a whole number of at least 1"),
-        ({"made_for": {"model": "m10"}}, "must be a MadeFor or None"),
+        ({"made_for": {"model": "m10"}}, "must be a MadeFor"),
+        ({"run_on": 1}, "run_on=1 must be true or false"),
         ({"level": [1, 1, 2, 2]}, r"level must be an array int32 \[4\], not a list"),
         ({"level": np.ones(3, np.int32)}, r"level is int32 \[3\] and must be int32 \[4\]"),
         ({"level": np.ones(4)}, r"level is float64 \[4\] and must be int32 \[4\]"),
@@ -195,7 +196,10 @@ def test_from_sets_refuses(sets, levels, message):
         ("made_for", {"model": "m10"}, r"made_for lacks \['vocab', 'block', 'sub_block', 'threshold', 'temperature'\]"),
         ("made_for", dataclasses.asdict(MADE) | {"date": 1}, r"made_for has unknown fields \['date'\]"),
         ("made_for", dataclasses.asdict(MADE) | {"block": 30}, "sub_block=8 must divide block=30"),
-        ("made_for", dataclasses.asdict(MADE) | {"threshold": "high"}, "threshold='high' must be a number"),
+        ("made_for", dataclasses.asdict(MADE) | {"threshold": "0.9"}, "threshold='0.9' must be a number"),
+        ("made_for", dataclasses.asdict(MADE) | {"temperature": True}, "temperature=True must be a number"),
+        ("made_for", dataclasses.asdict(MADE) | {"vocab": 1536.0}, "vocab=1536.0 must be a whole number of at least 1"),
+        ("run_on", "false", "run_on='false' must be true or false"),
         ("phi", 1, r"unknown fields \['phi'\]"),
         ("theta", [None, 1.0], "thetas|equally|must be"),
     ],
@@ -213,6 +217,8 @@ def test_a_broken_file_is_refused_by_name(tmp_path, name, value, message):
     [
         (b"pairs: 3", "must be a draft graph in JSON"),
         (b"\xff\xfe\x00", "must be a draft graph in JSON"),
+        (b"[" * 100_000, "must be a draft graph in JSON"),
+        (b'{"level": ' + b"9" * 5000 + b"}", "must be a draft graph in JSON"),
         (b"[1]", "must be an object with the fields"),
         (b"{}", "lacks"),
     ],
@@ -229,7 +235,7 @@ def test_a_missing_field_is_named(tmp_path, name):
     data = json.loads((tmp_path / "graph.json").read_text())
     del data[name]
     (tmp_path / "graph.json").write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=rf"graph\.json: the file lacks \['{name}'\]"):
+    with pytest.raises(ValueError, match=rf"graph\.json: the draft graph lacks \['{name}'\]"):
         DraftGraph.load(tmp_path / "graph.json")
 
 
@@ -241,6 +247,7 @@ def test_a_swept_threshold_is_recorded_in_its_own_digits():
 def test_check_made_for_names_what_differs():
     check_made_for(small(), "m10", 1536, 32, 8)
     check_made_for(small(made_for=None), "other", 1, 2, 3)
+    check_made_for(small(), None, 1536, 32, 8)
     with pytest.raises(ValueError, match=r"for model='m10' \(here 'm40'\), sub_block=8 \(here 16\); calibrate"):
         check_made_for(small(), "m40", 1536, 32, 16)
 

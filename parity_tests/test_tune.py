@@ -213,6 +213,7 @@ def test_targets_and_prompts_that_are_out_of_reach(subject, ids, tmp_path):
         ({"sources": ("magic",)}, "sources="),
         ({"reaches": (0,)}, "reaches="),
         ({"agreement": 1.5}, "agreement=1.5"),
+        ({"seed": -1}, "seed=-1"),
     ],
 )
 def test_search_errors(values, message):
@@ -290,12 +291,18 @@ def test_the_command_line_tunes_and_uses_a_profile(specfold, ids, tmp_path):
     ):
         status, _, err = specfold(*use, *flags, "12 13 14")
         assert (status, message in err) == (code, True), err
+    for text, message in ((None, "none.json: no such profile"), ("{", "none.json: "), ("{}", "none.json: ")):
+        if text:
+            (tmp_path / "none.json").write_text(text)
+        status, _, err = specfold("generate", *model, "--profile", tmp_path / "none.json", "12 13 14")
+        assert (status, message in err, "specfold tune" in err.partition("none.json")[2]) == (1, True, True), err
     for flags, message in (
         (["--drafts", "a"], "'a' must be numbers separated by commas"),
         (["--agreement", "2"], "agreement=2.0"),
         (["--sources", "magic"], "sources=('magic',)"),
     ):
-        assert message in specfold("tune", *model, "--file", file, "--out", tmp_path / "new", *flags)[2]
+        status, _, err = specfold("tune", *model, "--file", file, "--out", tmp_path / "new", *flags)
+        assert (status, message in err) == (2, True), err
 
 
 def test_promises_are_held_against_other_prompts(tuned, subject, ids):

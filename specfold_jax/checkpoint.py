@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from specfold_jax.checks import checked
 from specfold_jax.config import ModelConfig
 from specfold_jax.families import model_config
+from specfold_jax.files import read_json
 from specfold_jax.model import Params
 
 _SAFETENSORS_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -101,20 +103,24 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{folder}: no config.json; a checkpoint folder holds config.json and *.safetensors")
+    return checked(str(file), read_json(file, "a model's configuration"), dict[str, Any])
+
+
+def read_model(folder: Path, mask_id: int | None = None, stop_ids: Sequence[int] | None = None) -> ModelConfig:
+    """The model of the folder's config.json. Raises ValueError as `model_config` does, naming the file."""
+    config = read_config(folder)
     try:
-        config = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}: not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file}: must be an object of fields, not {str(config)[:40]}")
-    return config
+        return model_config(config, mask_id, stop_ids)
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from error
 
 
 def _files(folder: Path) -> dict[str, Path]:
     """Tensor name -> file, from the index of a sharded checkpoint or from the single file."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = json.loads(index.read_text())["weight_map"]
+        content = checked(str(index), read_json(index, "a table of shards"), dict[str, Any])
+        weight_map = checked(f"{index}: weight_map", content.get("weight_map"), dict[str, str])
         if missing := sorted({f for f in weight_map.values() if not (folder / f).is_file()}):
             raise ValueError(f"{folder}: missing shards {', '.join(missing)}, which {index.name} names")
         return {name: folder / file for name, file in weight_map.items()}
@@ -149,7 +155,7 @@ def load(
     if dtype == "auto":
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     folder = resolve_folder(path)
-    model = model_config(read_config(folder), mask_id, stop_ids)
+    model = read_model(folder, mask_id, stop_ids)
     table, files = name_table(model), _files(folder)
     extra = [n for n in files if n not in table and not n.endswith("rotary_emb.inv_freq") and not (model.tied and "head" in n)]
     problems = [f"missing {name}" for name in table if name not in files] + [f"unexpected {name}" for name in extra]

@@ -3,6 +3,7 @@
 All three are frozen dataclasses registered as pytrees. Fields that shape the program (sizes, switches) are static metadata;
 numbers one sweeps (threshold, temperature, seed, tau, guard) are leaves, so changing them never recompiles a jitted decode.
 """
+# ruff: noqa: RUF009  (`_static` makes a field of its own for each)
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,8 +13,11 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from specfold_jax.checks import Natural, Size, conform, show
+
 Attention = Literal["block", "bidirectional", "causal"]
 IMPLEMENTATIONS = ("auto", "xla")
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def _static(**kwargs: Any) -> Any:
@@ -40,23 +44,26 @@ def _register[T: type](cls: T) -> T:
 
 
 def concrete(value: Any) -> np.ndarray | None:
-    """The value as a NumPy array, or None while it is being traced (or is a pytree placeholder)."""
-    if isinstance(value, Tracer) or not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array, list)):
+    """An array's values, or None while it is being traced (or is a pytree placeholder)."""
+    if isinstance(value, Tracer) or not isinstance(value, (np.ndarray, np.generic, jax.Array)):
         return None
     return np.asarray(value)
 
 
-def _number(config: Any, name: str, dtype: type, rule: str, valid: Any) -> None:
+def _number(config: Any, name: str, dtype: type, rule: str, valid: Any, axes: int = 0) -> None:
     """Checks a swept number and stores it with a strong dtype, so that 0.9 and np.float32(0.9) share one compilation."""
-    if isinstance(getattr(config, name), str):
-        raise ValueError(f"{name}={getattr(config, name)!r} must be {rule}, not text")
-    value = concrete(getattr(config, name))
-    if value is None:
+    value = getattr(config, name)
+    if isinstance(value, Tracer):
         return
-    if value.dtype.kind not in "iuf" or not bool(np.all(valid(value))):
-        raise ValueError(f"{name}={getattr(config, name)} must be {rule}")
-    if not isinstance(getattr(config, name), jax.Array):
-        object.__setattr__(config, name, value.astype(dtype)[()])
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError):  # uneven lists, random keys
+        found = np.asarray(None)
+    if found.dtype.kind not in "iuf" or not found.size or found.ndim > axes or not bool(np.all(valid(found))):
+        raise ValueError(f"{name}={show(value)} must be {rule}")
+    if not isinstance(value, jax.Array):
+        with np.errstate(over="ignore"):  # beyond float32 is infinity
+            object.__setattr__(config, name, found.astype(dtype)[()])
 
 
 @_register
@@ -72,26 +79,26 @@ class ModelConfig:
     """
 
     family: str = _static()
-    vocab: int = _static()
-    dim: int = _static()
-    layers: int = _static()
-    heads: int = _static()
-    kv_heads: int = _static()
-    head_dim: int = _static()
-    hidden: int = _static()
+    vocab: Size = _static()
+    dim: Size = _static()
+    layers: Size = _static()
+    heads: Size = _static()
+    kv_heads: Size = _static()
+    head_dim: Size = _static()
+    hidden: Size = _static()
     norm_eps: float = _static()
     inv_freq: tuple[float, ...] = _static()
     tied: bool = _static()
     qkv_bias: bool = _static()
     qk_norm: bool = _static()
-    block_size: int = _static()
-    sub_block: int | None = _static()
-    mask_id: int = _static()
-    stop_ids: tuple[int, ...] = _static()
-    pad_id: int = _static(default=0)
+    block_size: Size = _static()
+    sub_block: Size | None = _static()
+    mask_id: Natural = _static()
+    stop_ids: tuple[Natural, ...] = _static()
+    pad_id: Natural = _static(default=0)
     rope_scale: float = _static(default=1.0)
     query_scale_beta: float = _static(default=0.0)
-    query_scale_length: int = _static(default=1)
+    query_scale_length: Size = _static(default=1)
     block_origin: Literal["absolute", "prompt"] = _static(default="absolute")
     shift: bool = _static(default=False)
     seed: bool = _static(default=False)
@@ -100,12 +107,16 @@ class ModelConfig:
     stop_rule: Literal["reveal", "reveal_commit", "commit"] = _static(default="reveal")
 
     def __post_init__(self) -> None:
+        conform(self)
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even: rotary embeddings turn pairs")
         if len(self.inv_freq) * 2 != self.head_dim:
             raise ValueError(f"inv_freq has {len(self.inv_freq)} entries, head_dim={self.head_dim} needs {self.head_dim // 2}")
-        if not 0 <= self.mask_id < self.vocab:
-            raise ValueError(f"mask_id={self.mask_id} must lie inside the vocabulary of {self.vocab}")
+        for name, ids in (("mask_id", (self.mask_id,)), ("pad_id", (self.pad_id,)), ("stop_ids", self.stop_ids)):
+            if outside := [i for i in ids if i >= self.vocab]:
+                raise ValueError(f"{name}={outside[0]} must lie inside the vocabulary of {self.vocab}")
 
 
 @_register
@@ -119,31 +130,26 @@ class DecodeConfig:
     `share`: one forward may serve as a block's commit and as the next block's first check; it takes one of the drafts' places.
     """
 
-    max_new_tokens: int = _static(default=256)
+    max_new_tokens: Size = _static(default=256)
     threshold: float = 0.9
-    sub_block: int | None = _static(default=None)
-    block_size: int | None = _static(default=None)
-    steps: int | None = _static(default=None)
+    sub_block: Size | None = _static(default=None)
+    block_size: Size | None = _static(default=None)
+    steps: Size | None = _static(default=None)
     order: Literal["confidence", "left"] = _static(default="confidence")
     temperature: float = 0.0
     seed: Any = 0
-    stop_ids: tuple[int, ...] | None = _static(default=None)
+    stop_ids: tuple[Natural, ...] | None = _static(default=None)
     impl: str = _static(default="auto")
     pack: bool = _static(default=True)
     share: bool = _static(default=True)
 
     def __post_init__(self) -> None:
+        conform(self, ("threshold", "temperature", "seed"))
         _number(self, "threshold", np.float32, "a probability in [0, 1]", lambda v: (v >= 0) & (v <= 1))
-        _number(self, "temperature", np.float32, "finite and at least 0", lambda v: np.isfinite(v) & (v >= 0))
-        _number(self, "seed", np.int32, "an int32, or one int32 a row", lambda v: (v == np.floor(v)) & (abs(v) < 2**31))
-        for name in ("max_new_tokens", "sub_block", "block_size", "steps"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
-                raise ValueError(f"{name}={value} must be a whole number of at least 1")
-        if self.stop_ids is not None:
-            object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
-        if self.order not in ("confidence", "left"):
-            raise ValueError(f"order={self.order!r} must be 'confidence' or 'left'")
+        _number(self, "temperature", np.float32, "a finite number of at least 0", lambda v: (v >= 0) & (v <= LARGEST))
+        _number(
+            self, "seed", np.int32, "an int32, or one int32 a row", lambda v: (v == np.floor(v)) & (v >= -(2**31)) & (v < 2**31), axes=1
+        )
         if self.impl not in IMPLEMENTATIONS:
             raise ValueError(f"impl={self.impl!r} must be one of {IMPLEMENTATIONS}")
 
@@ -190,9 +196,6 @@ class FoldConfig:
     draft_from: Literal["trusted", "own"] = _static(default="trusted")
 
     def __post_init__(self) -> None:
+        conform(self, ("tau", "guard"))
         _number(self, "tau", np.float32, "a number of at least 0", lambda v: v >= 0)
         _number(self, "guard", np.float32, "a number of at least 0 (inf: lossless)", lambda v: v >= 0)
-        choices = {"gates": (1, 2), "reference": ("parent", "source"), "scope": ("layer", "ffn"), "draft_from": ("trusted", "own")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {allowed}")

@@ -4,10 +4,12 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from specfold_jax.checks import checked, conform
 
 SUFFIX = " Give the result as your final answer. Do not include units."
 HELD_OUT_SEED = 10**9
@@ -21,6 +23,9 @@ class Problem:
     question: str
     answer_text: str
     number: float
+
+    def __post_init__(self) -> None:
+        conform(self)
 
 
 def final_number(text: str) -> float | None:
@@ -99,10 +104,12 @@ def read_problems(path: Path) -> list[Problem]:
     problems = []
     for where, line in _lines(path):
         record = _object(where, line)
+        if missing := [entry.name for entry in fields(Problem) if entry.name not in record]:
+            raise ValueError(f'{where}: lacks {missing}; it must hold "question", "answer_text" and a "number"')
         try:
-            problems.append(Problem(str(record["question"]), str(record["answer_text"]), float(record["number"])))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f'{where}: must hold "question", "answer_text" and a finite "number", got keys {sorted(record)}') from error
+            problems.append(Problem(**{entry.name: record[entry.name] for entry in fields(Problem)}))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
     return problems
 
 
@@ -135,8 +142,8 @@ def _lines(path: Path) -> list[tuple[str, str]]:
 def _object(where: str, line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: must be one JSON object ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # not JSON, a number without end, or nested too deeply
+        raise ValueError(f"{where}: must be one JSON object ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f'{where}: must be a JSON object such as {{"prompt": "..."}}, got {type(record).__name__}')
     return record
@@ -148,4 +155,4 @@ def _prompt(where: str, record: dict[str, Any]) -> str:
     prompt = record.get("prompt", record.get("question", first))
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(f'{where}: must have a non-empty string "prompt" or "question", or a list "turns"; got keys {sorted(record)}')
-    return prompt
+    return checked(f"{where}: prompt", prompt, str)

@@ -5,8 +5,9 @@ Fast-dLLM v2 (arXiv 2509.26328, Qwen2.5 backbone), Nemotron-Labs-Diffusion (Mini
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from specfold_jax.checks import Natural, Size, checked
 from specfold_jax.config import ModelConfig
 
 _FAST_DLLM_V2: dict[str, Any] = dict(
@@ -33,76 +34,89 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 _MASK_ID = {"fast_dllm_v2": 151665, "nemotron_labs_diffusion": 100, "sdar": 151669}
 _BLOCK_SIZE = {"fast_dllm_v2": 32, "nemotron_labs_diffusion": 32, "sdar": 4}
 
+_FEW, _BASE, _SCALE = Annotated[int, 1, 9999], Annotated[float, 2, 1e15], Annotated[float, 1e-6, 1e6]
+_NEEDED = {
+    "vocab_size": Size,
+    "hidden_size": Size,
+    "num_hidden_layers": _FEW,
+    "num_attention_heads": _FEW,
+    "num_key_value_heads": _FEW,
+    "intermediate_size": Size,
+    "rms_norm_eps": Annotated[float, 1e-12, 1],
+}
+
 
 def model_config(config: dict[str, Any], mask_id: int | None = None, stop_ids: Sequence[int] | None = None) -> ModelConfig:
-    """Reads a checkpoint's `config.json`.
+    """Reads a checkpoint's `config.json`, in which null is as good as absent.
 
-    `mask_id` and `stop_ids` override the checkpoint's own. Raises ValueError for an unknown architecture or a missing field.
+    `mask_id` and `stop_ids` override the checkpoint's own. Raises ValueError for an unknown architecture, and naming each missing field
+    and any value that is none.
     """
-    architecture = next(iter(config.get("architectures") or ["(none)"]))
+    architecture = next(iter(_field(config, tuple[str, ...], (), "architectures")), "(none)")
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"config.json: unknown architecture {architecture!r}; known: {', '.join(ARCHITECTURES)}")
+        raise ValueError(f"unknown architecture {architecture!r}; known: {', '.join(ARCHITECTURES)}")
     switches = ARCHITECTURES[architecture]
-    fields = (
-        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-        *("intermediate_size", "rms_norm_eps"),
-    )
-    if missing := [name for name in fields if config.get(name) is None]:
-        raise ValueError(f"config.json of {architecture}: missing {', '.join(missing)}")
     family = switches["family"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    vocab, dim, layers, heads, kv_heads, hidden, norm_eps = _needed(config, _NEEDED)
+    head_dim = checked("head_dim", _field(config, _FEW, dim // heads, "head_dim"), _FEW)
     inv_freq, rope_scale, rope = _rotary(config, head_dim)
-    if mask_id is None:
-        mask_id = int(config.get("mask_token_id") or _MASK_ID[family])
-    if not 0 <= mask_id < config["vocab_size"]:
-        raise ValueError(f"{mask_id=} lies outside the vocabulary of {config['vocab_size']}; pass the checkpoint's own mask_id")
-    if stop_ids is None:
-        stop_ids = _ids(config.get("eos_token_id"))
     return ModelConfig(
-        vocab=config["vocab_size"],
-        dim=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
+        vocab=vocab,
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
-        hidden=config["intermediate_size"],
-        norm_eps=config["rms_norm_eps"],
+        hidden=hidden,
+        norm_eps=norm_eps,
         inv_freq=inv_freq,
         rope_scale=rope_scale,
-        query_scale_beta=float(rope.get("llama_4_scaling_beta") or 0.0),
-        query_scale_length=int(rope.get("original_max_position_embeddings") or 1),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        block_size=config.get("bd_size") or config.get("block_size") or _BLOCK_SIZE[family],
-        mask_id=mask_id,
-        stop_ids=tuple(stop_ids),
-        pad_id=next(iter(_ids(config.get("pad_token_id"))), 0),
+        query_scale_beta=_field(rope, float, 0.0, "llama_4_scaling_beta"),
+        query_scale_length=_field(rope, Size, 1, "original_max_position_embeddings"),
+        tied=_field(config, bool, False, "tie_word_embeddings"),
+        block_size=_field(config, Size, _BLOCK_SIZE[family], "bd_size", "block_size"),
+        mask_id=_field(config, Natural, _MASK_ID[family], "mask_token_id") if mask_id is None else mask_id,
+        stop_ids=_ids(config, "eos_token_id") if stop_ids is None else checked("stop_ids", stop_ids, tuple[Natural, ...]),
+        pad_id=next(iter(_ids(config, "pad_token_id")), 0),
         **switches,
     )
 
 
-def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
-    return () if value is None else (value,) if isinstance(value, int) else tuple(value)
+def _needed(config: dict[str, Any], hints: dict[str, Any]) -> list[Any]:
+    """The fields of these names, each in the type of its annotation."""
+    if missing := [name for name in hints if config.get(name) is None]:
+        raise ValueError(f"missing {', '.join(missing)}; the fields must be there")
+    return [checked(name, config[name], hint) for name, hint in hints.items()]
+
+
+def _field(config: dict[str, Any], hint: Any, default: Any, *names: str) -> Any:
+    """The first of the fields that is there and not null, in the type of an annotation."""
+    return next((checked(name, config[name], hint) for name in names if config.get(name) is not None), default)
+
+
+def _ids(config: dict[str, Any], name: str) -> tuple[int, ...]:
+    """A token id or a list of them."""
+    found = _field(config, tuple[Natural, ...] if isinstance(config.get(name), list) else Natural, (), name)
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _rotary(config: dict[str, Any], head_dim: int) -> tuple[tuple[float, ...], float, dict[str, Any]]:
     """Inverse frequencies, the factor on cos and sin, and the rope parameters themselves (plain RoPE or YaRN, arXiv 2309.00071)."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = rope.get("rope_theta") or config.get("rope_theta")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if theta is None:
-        raise ValueError("config.json: missing rope_theta")
+    rope = _field(config, dict[str, Any], {}, "rope_parameters", "rope_scaling")
+    (theta,) = _needed({"rope_theta": _field(rope, _BASE, config.get("rope_theta"), "rope_theta")}, {"rope_theta": _BASE})
+    kind = _field(rope, str, "default", "rope_type", "type")
     plain = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
     if kind == "default":
         return tuple(plain), 1.0, rope
     if kind != "yarn":
-        raise ValueError(f"config.json: rope_type={kind!r} is not supported; known: default, yarn")
-    factor, length = rope["factor"], rope["original_max_position_embeddings"]
+        raise ValueError(f"rope_type={kind!r} is not supported; known: default, yarn")
+    factor, length = _needed(rope, {"factor": _SCALE, "original_max_position_embeddings": Size})
 
     def correction(rotations: float) -> float:  # the dimension that turns `rotations` times over the original length
         return head_dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = correction(rope.get("beta_fast") or 32), correction(rope.get("beta_slow") or 1)
-    if rope.get("truncate", True):
+    low, high = correction(_field(rope, _SCALE, 32.0, "beta_fast")), correction(_field(rope, _SCALE, 1.0, "beta_slow"))
+    if _field(rope, bool, True, "truncate"):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     high += 0.001 if low == high else 0
@@ -112,8 +126,8 @@ def _rotary(config: dict[str, Any], head_dim: int) -> tuple[tuple[float, ...], f
     def magnitude(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
-    attention_factor = rope.get("attention_factor")
+    attention_factor = _field(rope, _SCALE, None, "attention_factor")
     if attention_factor is None:
-        mscale, mscale_all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
+        mscale, mscale_all_dim = (_field(rope, Annotated[float, 0, 1e6], 0.0, name) for name in ("mscale", "mscale_all_dim"))
         attention_factor = magnitude(mscale) / magnitude(mscale_all_dim) if mscale and mscale_all_dim else magnitude(1.0)
     return tuple(scaled), attention_factor, rope

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from specfold_jax.checks import Size, as_array, checked
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.decode import specfold_decode, spiffy_decode, vanilla_decode
 from specfold_jax.graph import DraftGraph
@@ -28,7 +29,7 @@ def pad(ids: Sequence[Sequence[int]], capacity: int | None = None) -> tuple[Int[
     """Prompts as int32 [batch, capacity], right-padded with 0, and their lengths.
 
     `capacity` defaults to the longest prompt's length, rounded up to a multiple of 32 so that prompts of like lengths share a
-    compilation. Raises ValueError if a prompt does not fit.
+    compilation. Raises ValueError if a prompt does not fit, or is no list of int32 numbers.
     """
     lengths = np.array([len(row) for row in ids], np.int32)
     longest = int(lengths.max(initial=1))
@@ -36,8 +37,8 @@ def pad(ids: Sequence[Sequence[int]], capacity: int | None = None) -> tuple[Int[
     if longest > capacity:
         raise ValueError(f"{capacity=} must hold the longest prompt, which has {longest} tokens")
     prompts = np.zeros((len(ids), capacity), np.int32)
-    for row, tokens in zip(prompts, ids, strict=True):
-        row[: len(tokens)] = tokens
+    for index, tokens in enumerate(ids):
+        prompts[index, : len(tokens)] = as_array(f"prompt {index}", tokens, np.int32, flat=True)
     return prompts, lengths
 
 
@@ -159,10 +160,8 @@ class Run(NamedTuple):
 
 def batches(ids: Sequence[Sequence[int]], batch: int) -> list[tuple[Int[np.ndarray, "batch capacity"], Int[np.ndarray, " batch"]]]:
     """The prompts in batches of one shape. The last one is filled up with empty rows, which end at once."""
-    if batch < 1:
-        raise ValueError(f"{batch=} must be at least 1")
     prompts, lengths = pad(ids)
-    batch = min(batch, len(ids))
+    batch = min(checked("batch", batch, Size), len(ids))
     missing = -len(ids) % batch
     prompts, lengths = np.pad(prompts, ((0, missing), (0, 0))), np.pad(lengths, (0, missing))
     return [(prompts[n : n + batch], lengths[n : n + batch]) for n in range(0, len(prompts), batch)]

@@ -8,9 +8,9 @@ size never recompiles a jitted decode.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import jax
 import numpy as np
@@ -18,7 +18,9 @@ from jax.core import Tracer
 from jaxtyping import Bool, Float32, Int32
 
 from specfold_jax import graph_json
-from specfold_jax.config import concrete
+from specfold_jax.checks import Natural, Size, checked, conform
+from specfold_jax.config import LARGEST, concrete
+from specfold_jax.files import read_json, write_text
 
 Array = np.ndarray | jax.Array
 Node = frozenset[tuple[int, int]]
@@ -38,25 +40,16 @@ class MadeFor:
     """What a graph was calibrated on. `vocab`: tokens; `block`, `sub_block`: positions; `threshold`: a probability."""
 
     model: str
-    vocab: int
-    block: int
-    sub_block: int
-    threshold: float
-    temperature: float
+    vocab: Size
+    block: Size
+    sub_block: Size
+    threshold: Annotated[float, 0, 1]
+    temperature: Annotated[float, 0, LARGEST]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str):
-            raise ValueError(f"model={self.model!r} must be a name")
-        for name in ("vocab", "block", "sub_block"):
-            object.__setattr__(self, name, whole(name, getattr(self, name), 1))
-        for name, high in (("threshold", 1.0), ("temperature", np.finfo(np.float32).max)):
-            try:  # by way of text: a float32 0.9 is saved as 0.9, not as 0.8999999762
-                value = float(str(getattr(self, name)))
-            except ValueError:
-                value = np.nan
-            if not 0 <= value <= high:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a number in [0, {high:.6g}]")
-            object.__setattr__(self, name, value)
+        for name in ("threshold", "temperature"):  # may lie on a device
+            object.__setattr__(self, name, np.asarray(getattr(self, name))[()])
+        conform(self)
         if self.block % self.sub_block:
             raise ValueError(f"sub_block={self.sub_block} must divide block={self.block}")
 
@@ -89,16 +82,14 @@ class DraftGraph:
     theta: Float32[Array, " thetas"]
     hop: Int32[Array, " thetas"]
     theta_weight: Float32[Array, " thetas"]
-    max_drafts: int
-    token_ranks: int = 4
+    max_drafts: Natural
+    token_ranks: Size = 4
     run_on: bool = False
-    reach: int = 2
+    reach: Size = 2
     made_for: MadeFor | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_drafts", whole("max_drafts", self.max_drafts, 0))
-        object.__setattr__(self, "token_ranks", whole("token_ranks", self.token_ranks, 1))
-        object.__setattr__(self, "reach", whole("reach", self.reach, 1))
+        conform(self, LEAVES)
         self._check_static()
         if all(concrete(getattr(self, name)) is not None for name in LEAVES):
             self.validate()
@@ -136,7 +127,7 @@ class DraftGraph:
     @classmethod
     def empty(cls, width: int = 0, token_ranks: int = 1, reach: int = 1) -> Self:
         """No drafts: decoding with it is vanilla. Calibration reads the distributions kept for `width` steps ahead; 0 keeps none."""
-        shapes = {"pairs": (0, whole("width", width, 0), 2), "parent": (0, 0)}
+        shapes = {"pairs": (0, checked("width", width, Natural), 2), "parent": (0, 0)}
         leaves = {name: np.zeros(shapes.get(name, 0), dtype) for name, dtype in LEAVES.items()}
         return cls(*leaves.values(), max_drafts=0, token_ranks=token_ranks, reach=reach)
 
@@ -174,7 +165,7 @@ class DraftGraph:
             if sets[n]:
                 pairs[row, : len(sets[n])] = sorted(sets[n])
             parent[row] = [levels[p] == levels[n] - 1 and sets[p] < sets[n] for p in order]
-        level = np.array([whole("level", levels[n], 1) for n in order], np.int32)
+        level = np.array([checked("level", levels[n], Size) for n in order], np.int32)
         theta_weights = [1.0] * len(thetas) if theta_weights is None else theta_weights
         if len(theta_weights) != len(thetas):
             raise ValueError(f"{len(thetas)} thetas and {len(theta_weights)} theta_weights must be equally many")
@@ -210,31 +201,37 @@ class DraftGraph:
         nodes = ranked + thetas
         if nodes and not self.width:
             raise ValueError("pairs has width 0 and must have room for at least one pair a node")
-        if not isinstance(self.run_on, bool):
-            raise ValueError(f"run_on={self.run_on!r} must be true or false")
         if not min(1, nodes) <= self.max_drafts <= nodes:
             raise ValueError(f"max_drafts={self.max_drafts} must lie in {min(1, nodes)}..{nodes}, as the graph has {nodes} nodes")
-        if self.made_for is not None and not isinstance(self.made_for, MadeFor):
-            raise ValueError(f"made_for={self.made_for!r} must be a MadeFor or None")
+
+    def text(self) -> str:
+        """The graph as JSON."""
+        arrays = {name: np.asarray(getattr(self, name)) for name in LEAVES}
+        values = {name: getattr(self, name) for name in ("max_drafts", "token_ranks", "run_on", "reach")}
+        return graph_json.text(arrays, values | {"made_for": asdict(self.made_for) if self.made_for else None})
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """The graph of the JSON value that `text` stands for. Raises ValueError naming the field."""
+        plain = [entry.name for entry in fields(cls) if entry.name not in LEAVES]
+        data = graph_json.parse(data, "the draft graph", LEAVES, plain, unbounded="theta")
+        for name, shape in (("pairs", (0, 1, 2)), ("parent", (0, 0))):
+            data[name] = data[name] if data[name].size else data[name].reshape(shape)
+        if data["made_for"] is not None:
+            graph_json.same_names("made_for", data["made_for"], [entry.name for entry in fields(MadeFor)])
+            data["made_for"] = MadeFor(**data["made_for"])
+        return cls(**data)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the graph as JSON; the file is whole or not there."""
-        arrays = {name: np.asarray(getattr(self, name)) for name in LEAVES}
-        values = {name: getattr(self, name) for name in ("max_drafts", "token_ranks", "run_on", "reach")}
-        graph_json.save(path, arrays, values | {"made_for": asdict(self.made_for) if self.made_for else None})
+        write_text(path, self.text())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Self:
         """Reads and validates a saved graph. Raises ValueError naming the file and the field."""
+        data = read_json(path, "a draft graph")
         try:
-            plain = [entry.name for entry in fields(cls) if entry.name not in LEAVES]
-            data = graph_json.load(path, "a draft graph", LEAVES, plain, unbounded="theta")
-            for name, shape in (("pairs", (0, 1, 2)), ("parent", (0, 0))):
-                data[name] = data[name] if data[name].size else data[name].reshape(shape)
-            if data["made_for"] is not None:
-                graph_json.same_names("made_for", data["made_for"], [entry.name for entry in fields(MadeFor)])
-                data["made_for"] = MadeFor(**data["made_for"])
-            return cls(**data)
+            return cls.parse(data)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -295,22 +292,22 @@ class DraftGraph:
             raise ValueError(f"node {n} {show(sets[n])} of level {level[n]} is unreachable: it must have a parent of level {level[n] - 1}")
 
 
-def check_made_for(graph: DraftGraph, model_name: str, vocab: int, block: int, sub_block: int) -> None:
-    """Raises ValueError naming what differs from the calibration; a graph without a record (made by hand) passes."""
-    if graph.made_for is None:
-        return
+def differing(made_for: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """What a graph or profile was made for and differs here, in words; "" if nothing does. None here is not compared."""
+    differ = {name: value for name, value in here.items() if value is not None and made_for[name] != value}
+    return ", ".join(f"{name}={made_for[name]!r} (here {value!r})" for name, value in differ.items())
+
+
+def check_made_for(graph: DraftGraph, model_name: str | None, vocab: int, block: int, sub_block: int) -> None:
+    """Raises ValueError naming what differs from the calibration; a graph without a record (made by hand) passes.
+
+    Sizes must be equal; a graph serves any threshold and temperature. A name of None is not compared.
+    """
     here = {"model": model_name, "vocab": vocab, "block": block, "sub_block": sub_block}
-    made = asdict(graph.made_for)
-    if differ := [f"{name}={made[name]!r} (here {value!r})" for name, value in here.items() if made[name] != value]:
-        raise ValueError(f"the draft graph was calibrated for {', '.join(differ)}; calibrate one for this model and decoding")
+    if graph.made_for is not None and (differ := differing(asdict(graph.made_for), here)):
+        raise ValueError(f"the draft graph was calibrated for {differ}; calibrate one for this model and decoding")
 
 
 def show(node: Iterable[tuple[int, int]]) -> str:
     """A node's pairs, for messages and pictures."""
     return "{" + ", ".join(f"({i},{j})" for i, j in sorted(node)) + "}"
-
-
-def whole(name: str, value: Any, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least {low}")
-    return int(value)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specfold_jax.branches import lay_out
+from specfold_jax.checks import checked
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.decode import decode_step
 from specfold_jax.generate import pad
@@ -166,7 +168,8 @@ def _drafts(frame: Frame, show: Callable[[int], str], rows: int) -> Table:
 
 
 def watch(views: Iterator[Frame], show: Callable[[int], str], console: Console, title: str, rows: int, pause: float) -> Decoded:
-    """Shows the frames as they come, at least `pause` seconds each, and returns the result."""
+    """Shows the frames as they come, at least `pause` seconds each, and returns the result. Raises ValueError for a pause that is none."""
+    pause = checked("pause", pause, Annotated[float, 0, 3600])
     decoded = None
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for frame in views:

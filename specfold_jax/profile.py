@@ -9,16 +9,17 @@ decodes with it whatever its method: vanilla's graph is empty, and only SpecFold
 import json
 import math
 import os
-import tempfile
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from specfold_jax import graph_json
+from specfold_jax.checks import Size, checked, conform
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
-from specfold_jax.generate import METHODS, Method
-from specfold_jax.graph import DraftGraph
-from specfold_jax.timing_table import write_json
+from specfold_jax.files import read_json, write_json
+from specfold_jax.generate import Method
+from specfold_jax.graph import DraftGraph, check_made_for, differing
+
+_MADE_FOR: dict[str, Any] = {"model": str, "vocab": Size, "block": Size, "sub_block": Size}
 
 
 @dataclass(frozen=True, eq=False)  # a graph of arrays has no truth value under `==`
@@ -37,12 +38,14 @@ class Profile:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method={self.method!r} must be one of {METHODS}")
+        conform(self)
+        graph_json.same_names("made_for", self.made_for, list(_MADE_FOR))
+        made_for = {name: checked(f"made_for[{name!r}]", self.made_for[name], hint) for name, hint in _MADE_FOR.items()}
         if (self.fold is not None) != (self.method == "specfold"):
             raise ValueError(f"method={self.method!r} must {'have a' if self.method == 'specfold' else 'not have a'} fold")
         if (self.graph.max_drafts > 0) != (self.method != "vanilla"):
             raise ValueError(f"method={self.method!r} does not go with a graph of at most {self.graph.max_drafts} drafts a check")
+        check_made_for(self.graph, *made_for.values())
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the profile as JSON, its graph inside; the file is whole or not there."""
@@ -60,10 +63,8 @@ class Profile:
     def check(self, name: str, model: ModelConfig, block: int | None = None, sub_block: int | None = None) -> None:
         """Raises ValueError naming what differs from what the profile was made for. `block`, `sub_block`: sizes asked for, if any."""
         here = made_for(name, model, self.decode) | {k: v for k, v in (("block", block), ("sub_block", sub_block)) if v}
-        if differ := [
-            f"{key}={self.made_for.get(key)!r} (here {value!r})" for key, value in here.items() if self.made_for.get(key) != value
-        ]:
-            raise ValueError(f"the profile was made for {', '.join(differ)}; run specfold tune for this model and decoding")
+        if differ := differing(self.made_for, here):
+            raise ValueError(f"the profile was made for {differ}; run specfold tune for this model and decoding")
 
 
 def load(path: str | os.PathLike, name: str | None = None, model: ModelConfig | None = None) -> Profile:
@@ -71,10 +72,9 @@ def load(path: str | os.PathLike, name: str | None = None, model: ModelConfig | 
 
     Raises ValueError naming the file and what is wrong or differs.
     """
+    data = read_json(path, "a profile")
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
         graph_json.same_names("the profile", data, [field.name for field in fields(Profile)])
-        graph_json.same_names("made_for", data["made_for"], ["model", "vocab", "block", "sub_block"])
         found = Profile(
             method=data["method"],
             decode=_config(DecodeConfig, "decode", data["decode"]),
@@ -82,12 +82,12 @@ def load(path: str | os.PathLike, name: str | None = None, model: ModelConfig | 
             fold=None if data["fold"] is None else _config(FoldConfig, "fold", data["fold"]),
             made_for=data["made_for"],
             measured=data["measured"],
-            notes=tuple(data["notes"]),
+            notes=data["notes"],
         )
         if model is not None:
             found.check(found.made_for["model"] if name is None else name, model)
         return found
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -114,17 +114,12 @@ def _config[T](cls: type[T], name: str, values: Any) -> T:
 
 def graph_record(graph: DraftGraph) -> dict[str, Any]:
     """A graph as the JSON value of its file."""
-    with tempfile.TemporaryDirectory() as folder:  # the file format has one writer and one reader, which check everything
-        graph.save(Path(folder) / "graph.json")
-        return json.loads((Path(folder) / "graph.json").read_text(encoding="utf-8"))
+    return json.loads(graph.text())
 
 
 def graph_from(record: Any) -> DraftGraph:
     """The graph of such a value."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "graph.json"
-        file.write_text(json.dumps(record), encoding="utf-8")
-        try:
-            return DraftGraph.load(file)
-        except ValueError as error:
-            raise ValueError(f"graph: {str(error).removeprefix(f'{file}: ')}") from error
+    try:
+        return DraftGraph.parse(record)
+    except ValueError as error:
+        raise ValueError(f"graph: {error}") from error

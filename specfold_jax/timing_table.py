@@ -4,17 +4,15 @@ One iteration is one forward pass of the whole batch, a check or a commit, with 
 prefill is spread over its iterations. A saved table takes the clock's place, so that choices made from it can be repeated.
 """
 
-import json
-import math
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from specfold_jax import graph_json
+from specfold_jax.checks import Size, conform, show
+from specfold_jax.files import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,14 @@ class TimingTable:
     """`milliseconds[key]`: one sample a timed batch. `model`, `batch`: what was timed; `device`: where."""
 
     model: str
-    batch: int
+    batch: Size
     device: str
     milliseconds: dict[str, list[float]]
+
+    def __post_init__(self) -> None:
+        conform(self)
+        for key, samples in self.milliseconds.items():
+            check_times(f"milliseconds[{key!r}]", samples)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the table as JSON; the file is whole or not there."""
@@ -33,17 +36,21 @@ class TimingTable:
     @classmethod
     def load(cls, path: str | os.PathLike, model: str, batch: int) -> "TimingTable":
         """Reads a table. Raises ValueError naming the file if it is none, or one of another model or batch."""
+        data = read_json(path, "a timing table, such as specfold tune writes,")
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
             graph_json.same_names("the timing table", data, list(cls.__dataclass_fields__))
+            found = cls(**data)
             if differ := [f"{k}={data[k]!r} (here {v!r})" for k, v in (("model", model), ("batch", batch)) if data[k] != v]:
-                raise ValueError(f"was measured with {', '.join(differ)}")
-            for key, samples in data["milliseconds"].items():
-                if not samples or not all(isinstance(t, (int, float)) and 0 < t < math.inf for t in samples):
-                    raise ValueError(f"{key!r} must have samples above 0, not {samples!r}")
-        except (ValueError, AttributeError) as error:
+                raise ValueError(f"was measured with {', '.join(differ)}; leave --timing out, or name a table of this model and batch")
+        except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        return cls(**data)
+        return found
+
+
+def check_times(name: str, samples: list[float]) -> None:
+    """Raises ValueError unless there is a sample, and all are above 0."""
+    if not samples or min(samples) <= 0:
+        raise ValueError(f"{name}={show(samples)} must hold at least one number, all above 0")
 
 
 def device_name() -> str:
@@ -55,14 +62,3 @@ def device_name() -> str:
 def median(samples: list[float]) -> float:
     """The median, which a few disturbed samples do not move."""
     return float(np.median(samples))
-
-
-def write_json(path: str | os.PathLike, record: Any) -> None:
-    """Writes JSON; the file is whole or not there."""
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

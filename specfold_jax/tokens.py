@@ -7,7 +7,9 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # else its impo
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specfold_jax.checkpoint import resolve_folder
+from specfold_jax.checks import checked, show
 
+_DIGITS = 10  # of an int32
 _OTHER_FILES = ("tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -25,7 +27,13 @@ def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], raw: bool = False) -> list[list[int]]:
-    """Token ids of each prompt: one user turn of the chat template, if the tokenizer has one and `raw` is false."""
+    """Token ids of each prompt: one user turn of the chat template, if the tokenizer has one and `raw` is false.
+
+    Raises ValueError naming a prompt that is empty or no text.
+    """
+    for index, prompt in enumerate(prompts):
+        if not checked(f"prompt {index}", prompt, str).strip():
+            raise ValueError(f"prompt {index} is empty; it must hold text")
     if raw or not tokenizer.chat_template:
         return [list(tokenizer(prompt).input_ids) for prompt in prompts]
     turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
@@ -38,8 +46,8 @@ def parse_ids(prompts: Sequence[str]) -> list[list[int]]:
     """Prompts that are token ids separated by white space. Raises ValueError naming the prompt and the word."""
     parsed = []
     for index, prompt in enumerate(prompts):
-        if wrong := [word for word in prompt.split() if not word.isdecimal()]:
-            raise ValueError(f"prompt {index}: {wrong[0]!r} must be a token id, a whole number of at least 0")
+        if wrong := [word for word in prompt.split() if not word.isdecimal() or len(word) > _DIGITS]:
+            raise ValueError(f"prompt {index}: {show(wrong[0])} must be a token id, a whole number from 0 with at most {_DIGITS} digits")
         parsed.append([int(word) for word in prompt.split()])
     return parsed
 

@@ -9,6 +9,7 @@ what the sample can tell. Of those that qualify, the one with the highest lower 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from specfold_jax import profile as p
+from specfold_jax import tune_report as report
+from specfold_jax.checks import checked
 from specfold_jax.generate import pad
 from specfold_jax.graph import DraftGraph
+from specfold_jax.graph_json import same_names
 from specfold_jax.records import watch
-from specfold_jax.timing_table import TimingTable, device_name
+from specfold_jax.timing_table import TimingTable, check_times, device_name
 from specfold_jax.tune_gates import watch_gates
 from specfold_jax.tune_graphs import Candidate, candidate, worth_decoding
-from specfold_jax.tune_journal import Journal
+from specfold_jax.tune_journal import Journal, open_journal
 from specfold_jax.tune_measure import Outcome, Setting, Subject, measure, timed
 
 FEWEST = 8
@@ -58,6 +62,8 @@ class Search:
                 raise ValueError(f"{name}={getattr(self, name)} must be {rule}")
         if not all(v >= 1 for v in self.reaches):
             raise ValueError(f"reaches={self.reaches} must be whole numbers of at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must be a whole number of at least 0")
         if not 0 < self.agreement <= 1:
             raise ValueError(f"agreement={self.agreement} must be a share in (0, 1]")
 
@@ -87,7 +93,9 @@ class _Tuner:
     """A run's state: measured once, looked up from then on."""
 
     def __init__(self, subject: Subject, search: Search, calibration: list, held: list, journal: Journal, timing: Any, note: Any) -> None:
-        self.subject, self.search, self.journal, self.timing, self.note = subject, search, journal, timing, note
+        self.subject, self.search, self.journal, self.timing = subject, search, journal, timing
+        begun = time.monotonic()
+        self.note = lambda text: note(f"{time.monotonic() - begun:5.0f} s  {text}")
         self.calibration, self.held = calibration, held
         self.vanilla: list[list[int]] | None = None
         self.outcomes: dict[Setting, Outcome] = {}
@@ -104,11 +112,14 @@ class _Tuner:
                 outcome = replace(outcome, milliseconds=self.timing.milliseconds[setting.key])
             return {"outcome": outcome.record()} | ({"generated": generated} if self.vanilla is None else {})
 
-        value = self.journal.once(setting.key, make)
-        if self.vanilla is None:
-            self.vanilla = value["generated"]
-        found = self.outcomes[setting] = Outcome.of(value["outcome"])
-        self.graphs[setting] = graph
+        def read(value: Any) -> tuple[Outcome, list[list[int]]]:
+            found, generated = Outcome.of(value["outcome"]), value["generated"] if self.vanilla is None else self.vanilla
+            if found.setting != setting or not len(found.same) == len(generated) == len(self.held):
+                raise ValueError(f"it must be of {setting.key} on {len(self.held)} prompts")
+            return found, generated
+
+        found, self.vanilla = self.journal.once(setting.key, make, read)
+        self.outcomes[setting], self.graphs[setting] = found, graph
         low, high = self.interval(found)
         agreement = f"{sum(found.same)} of {len(found.same)} identical"
         self.note(f"{setting.key}: {found.forwards_per_sample:.2f} forwards a prompt, {low:.0f} to {high:.0f} tokens/s, {agreement}")
@@ -139,12 +150,13 @@ class _Tuner:
             for source in search.sources:
                 for drafts in search.drafts:
                     key = f"graph {source} drafts={drafts} reach={reach}"
-                    value = self.journal.once(key, lambda s=source, d=drafts, r=reach: self._candidate(s, d, r))
-                    if value is None:
+                    make = partial(self._candidate, source, drafts, reach)
+                    c = self.journal.once(key, make, lambda value: None if value is None else Candidate.of(value))
+                    if c is None:
                         self.note(f"{key}: nothing to draft on these prompts")
                         continue
-                    found.append(Candidate.of(value))
-                    self.note(f"{key}: accepted depth {value['depth']:.2f}, saves {value['saved']:.2f} forwards a prompt")
+                    found.append(c)
+                    self.note(f"{key}: accepted depth {c.depth:.2f}, saves {c.saved:.2f} forwards a prompt")
         return found
 
     def _candidate(self, source: Any, drafts: int, reach: int) -> dict[str, Any] | None:
@@ -208,8 +220,15 @@ class _Tuner:
                     samples[o.setting.key] += timed(self.subject, self.held, o.setting, self.graphs[o.setting], count)[1]
             return samples
 
+        def read(value: Any) -> dict[str, list[float]]:
+            same_names("it", value, [o.setting.key for o in best])
+            found = checked("milliseconds", value, dict[str, list[float]])
+            for name, samples in found.items():
+                check_times(name, samples)
+            return found
+
         self.note("timing the best settings again, in turns")
-        for name, samples in self.journal.once(key, make).items():
+        for name, samples in self.journal.once(key, make, read).items():
             for setting in self.outcomes:
                 if setting.key == name:
                     self.outcomes[setting] = replace(self.outcomes[setting], milliseconds=samples)
@@ -224,8 +243,13 @@ class _Tuner:
             seen = watch_gates(subject.params, self.held[:WATCHED], subject.model, subject.decode, self.graphs[setting], fold)
             return seen | {"setting": setting.key, "prompts": len(self.held[:WATCHED])}
 
+        def read(value: Any) -> dict[str, Any]:
+            same_names("it", value, ["share", "drafts", "collapsed", "setting", "prompts"])
+            checked("share", value["share"], list[list[float]])
+            return value
+
         self.note(f"watching the gates of {setting.key}")
-        return self.journal.once(f"gates {setting.key}", make)
+        return self.journal.once(f"gates {setting.key}", make, read)
 
 
 def tune(
@@ -239,22 +263,29 @@ def tune(
     """Measures and chooses; writes `profile.json` and `timing.json` into `folder`, where an interrupted run continues.
 
     `timing`: a saved table whose times are used instead of the clock's; settings it lacks are timed. `note` is called with a line
-    about each step. Raises ValueError for bad prompts, or a folder in use by another run.
+    about each step. Raises ValueError for bad prompts, or a folder that is in use, damaged or another run's.
     """
-    from specfold_jax import tune_report as report
-
     if np.ndim(subject.decode.seed):
         raise ValueError(f"seed={subject.decode.seed} must be one number: prompts are split, so rows have no place of their own")
     calibration, held = split(ids, search.seed)
     plan = report.plan(subject, ids, asdict(search), timing)
-    journal = Journal(folder, plan)
+    with open_journal(folder, plan) as journal:
+        tuner = _Tuner(subject, search, calibration, held, journal, timing, note)
+        tuned = _choose(tuner, plan)
+        tuned.profile.save(folder / "profile.json")
+        if tuned.outcomes:
+            milliseconds = {o.setting.key: o.milliseconds for o in tuned.outcomes}
+            TimingTable(subject.name, subject.batch, device_name(), milliseconds).save(folder / "timing.json")
+    return tuned
+
+
+def _choose(tuner: _Tuner, plan: dict[str, Any]) -> Tuned:
+    """Measures what the search says, and chooses."""
+    subject, search, calibration, held = tuner.subject, tuner.search, tuner.calibration, tuner.held
     if len(calibration) + len(held) < FEWEST:
         few = f"too few prompts to tune on: {len(calibration) + len(held)} different ones, at least {FEWEST} are needed"
         made = p.Profile("vanilla", subject.decode, DraftGraph.empty(), None, plan["made_for"], {}, (f"{few}; vanilla is the safe choice",))
-        made.save(folder / "profile.json")
         return Tuned(made, [], [], None, subject.batch, search.seed, search.agreement)
-    begun = time.monotonic()
-    tuner = _Tuner(subject, search, calibration, held, journal, timing, lambda text: note(f"{time.monotonic() - begun:5.0f} s  {text}"))
     vanilla, gates = tuner.outcome(Setting("vanilla")), None
     found = tuner.candidates()
     if found:
@@ -265,7 +296,4 @@ def tune(
     chosen = tuner.best()
     assert chosen is not None  # vanilla agrees with itself
     made = report.profile_of(tuner, chosen, found, gates, plan)
-    made.save(folder / "profile.json")
-    table = TimingTable(subject.name, subject.batch, device_name(), {s.key: o.milliseconds for s, o in tuner.outcomes.items()})
-    table.save(folder / "timing.json")
     return Tuned(made, found, list(tuner.outcomes.values()), gates, subject.batch, search.seed, search.agreement)

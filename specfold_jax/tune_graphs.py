@@ -9,9 +9,11 @@ import numpy as np
 from jaxtyping import Array
 
 from specfold_jax.calibrate import Source, choose
+from specfold_jax.checks import Size, conform
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.draft import Known, distinct, every_draft
 from specfold_jax.graph import DraftGraph
+from specfold_jax.graph_json import same_names
 from specfold_jax.profile import graph_from, graph_record
 from specfold_jax.records import Records, hits
 
@@ -22,12 +24,15 @@ class Candidate:
     `diversity`: distinct drafts over all drafts of the graph's nodes, mean over the recorded checks (1: no two nodes draft the same)."""
 
     source: Source
-    drafts: int
-    reach: int
+    drafts: Size
+    reach: Size
     graph: DraftGraph
     depth: float
     saved: float
     diversity: float
+
+    def __post_init__(self) -> None:
+        conform(self)
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -36,6 +41,7 @@ class Candidate:
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Candidate":
         """From `record`'s value."""
+        same_names("it", record, list(cls.__dataclass_fields__))
         values: dict[str, Any] = dict(record)
         values["graph"] = graph_from(record["graph"])
         return cls(**values)

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specfold_jax.checks import Natural, conform, show
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.generate import Method, Run, batches, pad, run, summarise
 from specfold_jax.graph import DraftGraph
+from specfold_jax.graph_json import same_names
 from specfold_jax.model import Params
-from specfold_jax.timing_table import median
+from specfold_jax.timing_table import check_times, median
 from specfold_jax.verify import wilson
 
 DRAWS = 2000
@@ -66,15 +68,23 @@ class Outcome:
     """
 
     setting: Setting
-    same: list[int]
-    tokens: list[int]
-    forwards: list[int]
-    checks: int
-    commits: int
-    guard_stops: int
+    same: list[Natural]
+    tokens: list[Natural]
+    forwards: list[Natural]
+    checks: Natural
+    commits: Natural
+    guard_stops: Natural
     depth: float | None
     recompute: list[list[float]] | None
     milliseconds: list[float]
+
+    def __post_init__(self) -> None:
+        conform(self)
+        check_times("milliseconds", self.milliseconds)
+        if not 0 < len(self.same) == len(self.tokens) == len(self.forwards):
+            raise ValueError("same, tokens and forwards must have one number a prompt")
+        if self.recompute is not None and not all(len(pair) == 2 for pair in self.recompute):
+            raise ValueError(f"recompute={show(self.recompute)} must have two shares a layer")
 
     @property
     def agreement(self) -> float:
@@ -119,6 +129,7 @@ class Outcome:
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Outcome":
         """From `record`'s value."""
+        same_names("it", record, list(cls.__dataclass_fields__))
         values: dict[str, Any] = dict(record)
         values["setting"] = Setting(**values["setting"])
         if values["setting"].guard == "inf":

@@ -1,6 +1,5 @@
 """Pictures of a tune run: speed and agreement against tau, forwards against drafts, recompute ratios, the chosen draft graph."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from specfold_jax.draw import EDGE, INK, draw_graph
+from specfold_jax.files import whole
 from specfold_jax.graph import DraftGraph
 from specfold_jax.tune_measure import Outcome
 
@@ -31,12 +31,8 @@ def draw_all(tuned: Any, folder: Path) -> list[Path]:
         wanted["forwards.png"] = lambda path: forwards(tuned, path)
         wanted["graph.png"] = lambda path: draw_graph(_graph(tuned), path)
     for name, draw in wanted.items():
-        partial = folder / f".{name}.{os.getpid()}.partial"
-        try:
+        with whole(folder / name) as partial:
             draw(partial)
-            partial.replace(folder / name)
-        finally:
-            partial.unlink(missing_ok=True)
     return [folder / name for name in wanted]
 
 

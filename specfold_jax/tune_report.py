@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specfold_jax import profile as p
+from specfold_jax.generate import METHODS
 from specfold_jax.graph import DraftGraph
 from specfold_jax.timing_table import TimingTable, device_name
 from specfold_jax.tune_graphs import Candidate
@@ -53,7 +54,7 @@ def profile_of(tuner: Any, chosen: Outcome, found: list[Candidate], gates: dict[
     batch, seed = tuner.subject.batch, tuner.search.seed
     setting = chosen.setting
     graph = DraftGraph.empty() if setting.method == "vanilla" else tuner.graphs[setting]
-    rivals = {method: best.figures(batch, seed) for method in p.METHODS if (best := tuner.best(method)) is not None}
+    rivals = {method: best.figures(batch, seed) for method in METHODS if (best := tuner.best(method)) is not None}
     measured = {
         "chosen": chosen.figures(batch, seed),
         "best_of_each_method": rivals,
@@ -107,7 +108,7 @@ def notes(tuner: Any, chosen: Outcome) -> list[str]:
 
 
 def _rank(outcome: Outcome) -> int:
-    return p.METHODS.index(outcome.setting.method)
+    return METHODS.index(outcome.setting.method)
 
 
 def _forwards(outcome: Outcome, vanilla: Outcome) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig, concrete
-from specfold_jax.graph import DraftGraph
+from specfold_jax.graph import DraftGraph, check_made_for
 
 STATUS = (
     "decoded",
@@ -56,22 +56,27 @@ def validate(
     Static facts (shapes, sizes) are always checked; values only where they are concrete.
     """
     del params, fold  # checked by their constructors and by the loader
-    decode.window(model)
+    block, sub_block = decode.block(model), decode.window(model)
+    for name, array in (("prompts", prompts), ("lengths", lengths)):
+        dtype = getattr(array, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+            raise ValueError(f"{name} has dtype {dtype}, needs whole numbers (an int32 array)")
     if prompts.ndim != 2 or lengths.shape != prompts.shape[:1]:
         raise ValueError(f"prompts {prompts.shape} and lengths {lengths.shape} must have shapes [batch, capacity] and [batch]")
     if 0 in prompts.shape:
         raise ValueError(f"prompts {prompts.shape} must hold at least one row of at least one token")
-    for name, array in (("prompts", prompts), ("lengths", lengths)):
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(f"{name} has dtype {array.dtype}, needs whole numbers (int32)")
     if jnp.shape(decode.seed) not in ((), lengths.shape):
         raise ValueError(f"seed has shape {jnp.shape(decode.seed)}, needs one number or one a row {lengths.shape}")
-    if prompts.shape[1] + decode.max_new_tokens + decode.block(model) >= 2**31:
+    if prompts.shape[1] + decode.max_new_tokens + block >= 2**31:
         raise ValueError(f"max_new_tokens={decode.max_new_tokens} is too large: positions are int32")
     if bad := [i for i in decode.stops(model) if not 0 <= i < model.vocab]:
         raise ValueError(f"stop_ids={bad} lie outside the vocabulary of {model.vocab}")
-    if graph is not None and concrete(graph.pairs) is not None:
-        graph.validate(block=decode.block(model))
+    if graph is not None:
+        check_made_for(graph, None, model.vocab, block, sub_block)
+        if graph.token_ranks > model.vocab:
+            raise ValueError(f"token_ranks={graph.token_ranks} of the draft graph must be at most {model.vocab}, the vocabulary")
+        if concrete(graph.pairs) is not None:
+            graph.validate(block)
     tokens, sizes = concrete(prompts), concrete(lengths)
     if tokens is None or sizes is None:
         return

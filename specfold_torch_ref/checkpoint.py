@@ -8,9 +8,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from specfold_jax.checkpoint import at, name_table, read_config, resolve_folder, shapes
+from specfold_jax.checkpoint import at, name_table, read_model, resolve_folder, shapes
 from specfold_jax.config import ModelConfig
-from specfold_jax.families import model_config
 from specfold_torch_ref.model import Params
 
 
@@ -29,7 +28,7 @@ def load(
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"{dtype=} must be 'float32', 'bfloat16' or 'float16'")
     folder = resolve_folder(path)
-    model = model_config(read_config(folder), mask_id, stop_ids)
+    model = read_model(folder, mask_id, stop_ids)
     table, empty = name_table(model), {"dtype": getattr(torch, dtype), "device": device}
     params = {name: torch.empty(shape, **empty) for name, shape in shapes(model).items() if name != "layers"}
     params["layers"] = [{name: torch.empty(shape, **empty) for name, shape in layer.items()} for layer in shapes(model)["layers"]]

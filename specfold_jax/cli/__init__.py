@@ -26,6 +26,11 @@ _EXAMPLES = """examples:
   specfold generate --live "..."       watch the canvas fill up
   specfold verify --samples 100        how often do the tokens equal vanilla's?
   specfold COMMAND --help              all flags of a command, with an example
+
+exit status:
+  0  fine
+  1  failed: a file, a prompt, or a value that this model does not take; verify: differences found
+  2  wrong usage: the command line is wrong whatever the files hold
 """
 
 
@@ -51,7 +56,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="specfold", usage="specfold COMMAND ...", description=about, epilog=_EXAMPLES, formatter_class=_Formatter, allow_abbrev=False
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND ...", title="commands")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND ...", title="commands", prog="specfold")
     named = next((word for word in argv[1:] if word in COMMANDS), None)
     for name, text in COMMANDS.items():
         module: Any = importlib.import_module(f"specfold_jax.cli.{name}") if name == named else None
@@ -70,7 +75,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         if module:
             module.add_flags(sub)
             sub.set_defaults(run=module.run)
-    args = parser.parse_args(argv[1:])
+    args, strays = parser.parse_known_args(argv[1:])
+    if strays:
+        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(strays)}")
     if FLAGS["verbosity"].using_default_value:
         logging.set_verbosity(logging.WARNING)  # jax announces the backends it looked for at level info
     return args
@@ -97,6 +104,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Parses the command line, runs the command and exits: 0 fine, 1 failed, 2 wrong usage."""
+    """Parses the command line, runs the command and exits: 0 fine, 1 failed, 2 wrong usage (the command line alone)."""
     app.run(_run, argv=list(sys.argv if argv is None else argv), flags_parser=_parse)
     raise AssertionError("app.run exits")

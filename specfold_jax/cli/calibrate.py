@@ -4,7 +4,6 @@ forward passes are kept. Takes minutes; the graph serves Spiffy and SpecFold at 
 Prompts come from --file, or from the end of the problems shipped beside the tiny model (verify takes them from the front)."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ EXAMPLES = """examples:
   specfold calibrate --samples 64 --drafts 8 --out graph.json --png graph.png
   specfold calibrate --model folder --file prompts.txt --threshold 1 --out graph.json
 """
+FEW = 16
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--objective", default="depth", choices=("depth", "paper"), help="expected accepted depth (default), or Spiffy's own"
     )
-    group.add_argument("--name", help="the model's name to record (default: its folder's name); decoding checks it")
+    flags.add_name(group, "a graph")
     flags.add_prompts(parser, samples="use N packaged problems (default 64 for tiny)")
     flags.add_decode(parser)
     flags.add_model(parser)
@@ -43,6 +43,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.file and args.samples:
         raise UsageError("--file and --samples do not go together")
+    if args.objective == "paper" and args.source != "ranks":
+        raise UsageError(f"--objective paper counts rank nodes, so it needs --source ranks, not {args.source}")
     for path in (args.out, args.png):
         free_to_write(path, args.force)
     import jax.numpy as jnp
@@ -54,8 +56,11 @@ def run(args: argparse.Namespace) -> int:
     from specfold_jax.generate import pad
 
     note, out = Console(stderr=True), Console()
+    decode, _ = s.configs(args)
     prompts = calibration_prompts(args)
-    setup = s.load_setup(args)
+    if len(prompts) < FEW:
+        note.print(f"only {len(prompts)} prompts: their graph may suit others badly; give {FEW} or more", style="yellow", highlight=False)
+    setup = s.load_setup(args, decode)
     ids = setup.encode(prompts)
     tokens, lengths = pad(ids)
     with s.progress_bar(note, f"watching vanilla on {len(ids)} prompts, forward", None) as done:
@@ -88,8 +93,9 @@ def calibration_prompts(args: argparse.Namespace) -> list[str]:
         return data.read_prompts(Path(args.file))
     if args.token_ids or (args.samples is None and args.model != "tiny"):
         raise UsageError("calibration needs prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
-    # From the end: `verify` takes the problems from the front.
-    return [problem.question for problem in data.packaged_problems()[-(args.samples or 64) :]]
+    problems = data.packaged_problems()
+    flags.check_samples(args, len(problems))
+    return [problem.question for problem in problems[-(args.samples or 64) :]]  # from the end: `verify` takes them from the front
 
 
 def free_to_write(path: str | None, force: bool) -> None:
@@ -105,11 +111,8 @@ def free_to_write(path: str | None, force: bool) -> None:
 def save_picture(graph: Any, path: Path, force: bool) -> None:
     """Draws the graph; the file is whole or not there."""
     from specfold_jax.draw import draw_graph
+    from specfold_jax.files import whole
 
     free_to_write(str(path), force)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with whole(path) as partial:
         draw_graph(graph, partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

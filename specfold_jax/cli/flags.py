@@ -1,12 +1,22 @@
 """Flags that several commands share, and the rules between them. Light: no jax."""
 
 import argparse
+from collections.abc import Callable
+from typing import Any
 
 METHODS = ("vanilla", "spiffy", "specfold")
 
 
 class UsageError(Exception):
-    """Flags that do not go together; exit status 2."""
+    """A flag's value is wrong whatever the files hold, or flags do not go together; exit status 2."""
+
+
+def from_flags[T](make: Callable[..., T], **values: Any) -> T:
+    """What flags' values make. A value that `make` refuses is wrong usage."""
+    try:
+        return make(**values)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -24,6 +34,12 @@ def at_least_one(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)
+
+
+def add_name(group: Any, what: str) -> None:
+    """The model's name that is recorded."""
+    text = f"the model's name to record (default: its folder's); {what} is refused for a model whose folder has another name"
+    group.add_argument("--name", help=text)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +99,12 @@ def check_method(args: argparse.Namespace, methods: tuple[str, ...]) -> None:
     for name, owners in _OWNERS.items():
         if getattr(args, name) is not None and not set(owners) & set(methods):
             raise UsageError(f"--{name} belongs to --method {' or '.join(owners)}, not to {' or '.join(methods)}")
+
+
+def check_samples(args: argparse.Namespace, most: int) -> None:
+    """Raises UsageError for more samples than the package has."""
+    if (args.samples or 0) > most:
+        raise UsageError(f"--samples {args.samples} must be at most {most}, the held-out problems in this package")
 
 
 # What a profile was measured with, and so decides; the others (such as --max_new_tokens and --seed) may stand beside it.

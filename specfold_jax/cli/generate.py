@@ -4,6 +4,7 @@ Prompts come from the command line, from --file, or one a line from standard inp
 
 import argparse
 import json
+import math
 import sys
 from functools import partial
 from typing import Any
@@ -48,23 +49,24 @@ def run(args: argparse.Namespace) -> int:
     for other in ("compare", "json"):
         if args.live and getattr(args, other):
             raise UsageError(f"--live and --{other} do not go together")
-    if args.pause < 0:
-        raise UsageError(f"--pause {args.pause:g} must be at least 0")
+    if not 0 <= args.pause < math.inf:
+        raise UsageError(f"--pause {args.pause:g} must be a number of at least 0")
     from rich.console import Console
 
     from specfold_jax.cli import setup as s
     from specfold_jax.generate import run_all
 
     note = Console(stderr=True)
+    decode, fold = s.configs(args, methods)
     prompts = s.prompts_from(args)
     if prompts is None:
         if args.token_ids:
             raise UsageError("--token_ids needs a prompt of token ids")
         note.print("no prompt given: asking a sample question")
         prompts = [SAMPLE]
-    setup = s.load_setup(args)
+    setup = s.load_setup(args, decode)
     ids = setup.encode(prompts)
-    args.method, graph, fold, setup = s.load_method(args, setup, methods)
+    args.method, graph, fold, setup = s.load_method(args, setup, methods, fold)
     if args.profile:  # compared are the chosen method and those it builds on
         methods = flags.METHODS[: flags.METHODS.index(args.method) + 1] if args.compare else (args.method,)
     if args.live:
@@ -72,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     runs: dict[str, Any] = {}
     for method in methods:
         with s.progress_bar(note, method, len(prompts)) as done:
-            decode = partial(run_all, method, setup.params, ids, setup.model, setup.decode, graph, fold)
-            runs[method] = decode(batch=args.batch, warm_up=args.compare, progress=done)
+            one = partial(run_all, method, setup.params, ids, setup.model, setup.decode, graph, fold)
+            runs[method] = one(batch=args.batch, warm_up=args.compare, progress=done)
     report(args, setup, prompts, runs, note)
     return 1 if any(r.summary.refused for r in runs.values()) else 0
 

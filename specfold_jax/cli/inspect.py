@@ -49,12 +49,11 @@ def run(args: argparse.Namespace) -> int:
 def _checkpoint(args: argparse.Namespace) -> Any:
     import numpy as np
 
-    from specfold_jax.checkpoint import read_config, resolve_folder, shapes
+    from specfold_jax.checkpoint import read_config, read_model, resolve_folder, shapes
     from specfold_jax.cli.tables import grid
-    from specfold_jax.families import model_config
 
     folder = resolve_folder(args.path)
-    model = model_config(read_config(folder), args.mask_id, args.stop_ids)
+    model = read_model(folder, args.mask_id, args.stop_ids)
     tree: Any = shapes(model)
     count = sum(int(np.prod(s)) for part in (tree, *tree["layers"]) for name, s in part.items() if name != "layers")
     files = sorted(folder.glob("*.safetensors"))

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specfold_jax import profile
 from specfold_jax.checkpoint import load, resolve_folder
-from specfold_jax.cli.flags import UsageError
+from specfold_jax.cli.flags import UsageError, from_flags
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.data import read_prompts
 from specfold_jax.generate import Method
@@ -62,9 +62,17 @@ def decode_flags(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
-def load_setup(args: argparse.Namespace) -> Setup:
-    """Loads the model and its tokenizer (none with --token_ids) and reads the decoding flags."""
-    decode = DecodeConfig(**decode_flags(args))
+def configs(args: argparse.Namespace, methods: Sequence[Method] = ()) -> tuple[DecodeConfig, FoldConfig | None]:
+    """What the flags say of decoding, and of folding if a method folds. Raises UsageError for a wrong value, before any file is read."""
+    decode = from_flags(DecodeConfig, **decode_flags(args))
+    if "specfold" not in methods:
+        return decode, None
+    given = {name: getattr(args, name) for name in ("tau", "guard", "gates") if getattr(args, name) is not None}
+    return decode, from_flags(FoldConfig, **given)
+
+
+def load_setup(args: argparse.Namespace, decode: DecodeConfig) -> Setup:
+    """Loads the model and its tokenizer (none with --token_ids)."""
     folder = resolve_folder(args.model)
     tokenizer = None if args.token_ids else load_tokenizer(folder)
     model, params = load(folder, args.dtype, args.mask_id, args.stop_ids)
@@ -98,23 +106,22 @@ class Chosen(NamedTuple):
     setup: Setup
 
 
-def load_method(args: argparse.Namespace, setup: Setup, methods: Sequence[Method]) -> Chosen:
+def load_method(args: argparse.Namespace, setup: Setup, methods: Sequence[Method], fold: FoldConfig | None) -> Chosen:
     """What --profile says, or the flags of `methods`. Raises ValueError if a graph or profile was made for something else."""
     if not args.profile:
         graph = DraftGraph.empty() if set(methods) == {"vanilla"} else load_graph(args, setup)
-        return Chosen(args.method, graph, fold_config(args) if "specfold" in methods else None, setup)
-    found = profile.load(args.profile)
+        return Chosen(args.method, graph, fold, setup)
+    if not Path(args.profile).is_file():
+        raise ValueError(f"{args.profile}: no such profile; specfold tune --out FOLDER writes FOLDER/profile.json")
+    try:
+        found = profile.load(args.profile)
+    except ValueError as error:
+        raise ValueError(f"{error}; a profile is what specfold tune writes") from error
     try:
         found.check(setup.name, setup.model, args.block_size, args.sub_block)
     except ValueError as error:
         raise ValueError(f"{args.profile}: {error}") from error
     return Chosen(found.method, found.graph, found.fold, replace(setup, decode=replace(found.decode, **decode_flags(args))))
-
-
-def fold_config(args: argparse.Namespace) -> FoldConfig:
-    """The fold of --tau, --guard and --gates."""
-    given = {name: getattr(args, name) for name in ("tau", "guard", "gates") if getattr(args, name) is not None}
-    return FoldConfig(**given)
 
 
 def prompts_from(args: argparse.Namespace) -> list[str] | None:

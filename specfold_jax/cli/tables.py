@@ -40,7 +40,7 @@ _ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("mean accepted depth per drafting check", lambda s: _share(s.accepted_depth)),
     ("saved commits", _drafted(lambda s: f"{s.saved_commits:,}")),
     ("shared commits", _drafted(lambda s: f"{s.shared:,}")),
-    ("recompute ratio", lambda s: _share(s.recompute_ratio)),
+    ("recompute ratio", lambda s: _share(s.recompute_ratio) if s.method == "specfold" else "-"),  # the others never fold
     ("guard stops", lambda s: f"{s.guard_stops:,}" if s.method == "specfold" else "-"),
 )
 

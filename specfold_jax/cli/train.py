@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
     out, data = Console(), Path(args.data)
     values: dict[str, Any] = {field.name: getattr(args, field.name) for field in fields(TrainConfig)}
-    config = TrainConfig(**values)  # before minutes are spent on data
+    config = flags.from_flags(TrainConfig, **values)  # before minutes are spent on data
     if not (data / "meta.json").is_file():
         with out.status(f"preparing {args.draws:,} draws in {data}"):
             meta = prepare(data, args.draws, args.data_seed, args.held_out, args.vocab)

@@ -52,7 +52,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--taus", type=_list(float), metavar="X,X", help="specfold: fold thresholds (default 0.05,0.1,0.2)")
     group.add_argument("--guards", type=_list(float), metavar="X,X", help="specfold: guards, the usual one first (default 0.5,0)")
     group.add_argument("--timing", metavar="FILE", help="timing.json of another run: its times count, not the clock's")
-    group.add_argument("--name", help="the model's name to record (default: its folder's name); decoding checks it")
+    flags.add_name(group, "a profile")
     flags.add_prompts(parser, samples=f"use N packaged problems (default {SAMPLES} for tiny)")
     flags.add_decode(parser)
     flags.add_model(parser)
@@ -72,9 +72,11 @@ def run(args: argparse.Namespace) -> int:
     note, out = Console(stderr=True), Console()
     args.samples = args.samples or (SAMPLES if args.model == "tiny" and not args.file else None)
     given = {"drafts": args.drafts, "reaches": args.reach, "sources": args.sources, "taus": args.taus, "guards": args.guards}
-    search = Search(**{k: v for k, v in given.items() if v}, agreement=args.agreement, lossless=args.lossless, seed=args.seed or 0)
+    goal = {"agreement": args.agreement, "lossless": args.lossless, "seed": args.seed or 0}
+    search = flags.from_flags(Search, **{k: v for k, v in given.items() if v}, **goal)
+    decode, _ = s.configs(args)
     prompts = calibration_prompts(args)
-    setup = s.load_setup(args)
+    setup = s.load_setup(args, decode)
     subject = Subject(setup.name if args.name is None else args.name, setup.params, setup.model, setup.decode, args.batch)
     timing = TimingTable.load(args.timing, subject.name, args.batch) if args.timing else None
     folder = Path(args.out)
@@ -113,6 +115,6 @@ def _table(tuned: Any) -> Any:
             f"{low:.0f}-{high:.0f}",
             f"{sum(o.same)}",
             f"{o.forwards_per_sample:.2f}",
-            "-" if o.recompute_ratio is None else f"{o.recompute_ratio:.2f}",
+            "-" if o.recompute_ratio is None or setting.method != "specfold" else f"{o.recompute_ratio:.2f}",
         )
     return table

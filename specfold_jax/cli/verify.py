@@ -47,15 +47,16 @@ def run(args: argparse.Namespace) -> int:
     from specfold_jax.generate import batches, run_all
 
     note = Console(stderr=True)
+    decode, fold = s.configs(args, (args.method,))
     prompts, problems = _prompts(args)
-    setup = s.load_setup(args)
+    setup = s.load_setup(args, decode)
     ids = setup.encode(prompts)
-    args.method, graph, fold, setup = s.load_method(args, setup, (args.method,))
+    args.method, graph, fold, setup = s.load_method(args, setup, (args.method,), fold)
     runs = []
     for method in ("vanilla", args.method):
         with s.progress_bar(note, method, len(ids)) as done:
-            decode = partial(run_all, method, setup.params, ids, setup.model, setup.decode, graph, fold)
-            runs.append(decode(batch=args.batch, progress=done))
+            one = partial(run_all, method, setup.params, ids, setup.model, setup.decode, graph, fold)
+            runs.append(one(batch=args.batch, progress=done))
     vanilla, other = runs
     found = v.differences(other, vanilla)
     if found:
@@ -79,8 +80,7 @@ def _prompts(args: argparse.Namespace) -> tuple[list[str], list[Any] | None]:
     if args.token_ids or (args.samples is None and args.model != "tiny"):
         raise UsageError("no prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
     problems = data.packaged_problems()
-    if (args.samples or 0) > len(problems):
-        raise ValueError(f"--samples {args.samples} must be at most {len(problems)}, the held-out problems in this package")
+    flags.check_samples(args, len(problems))
     problems = problems[: args.samples or 100]
     return [problem.question for problem in problems], problems
 
