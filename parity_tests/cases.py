@@ -48,13 +48,17 @@ class Draw:
 
 @dataclass(frozen=True)
 class Case:
-    """`build` draws the inputs in fp32. `narrow`: bf16 and fp16 run on the CPU too. `layer`: the size of a real model, for GPUs."""
+    """`build` draws the inputs in fp32. `narrow`: bf16 and fp16 run on the CPU too. `layer`: the size of a real model, for GPUs.
+
+    `aligned`: sizes that Hopper's matrix units take, as the Pallas kernels demand.
+    """
 
     op: str
     name: str
     build: Callable[[Draw], Inputs]
     narrow: bool = False
     layer: bool = False
+    aligned: bool = False
     dtypes: tuple[torch.dtype, ...] = FLOATS
 
     def inputs(self, dtype: torch.dtype, device: torch.device) -> Inputs:
@@ -70,12 +74,12 @@ class Case:
 CASES: list[Case] = []
 
 
-def _case(op: str, name: str, build: Callable[..., Inputs], *sizes: Any, narrow: bool = False, **options: Any) -> None:
-    CASES.append(Case(op, name, functools.partial(build, sizes=sizes, **options), narrow))
+def _case(op: str, name: str, build: Callable[..., Inputs], *sizes: Any, narrow: bool = False, aligned: bool = False, **more: Any) -> None:
+    CASES.append(Case(op, name, functools.partial(build, sizes=sizes, **more), narrow or aligned, aligned=aligned))
 
 
 def _layer(op: str, name: str, build: Callable[..., Inputs], *sizes: Any, dtypes: tuple[torch.dtype, ...], **options: Any) -> None:
-    CASES.append(Case(op, name, functools.partial(build, sizes=sizes, **options), layer=True, dtypes=dtypes))
+    CASES.append(Case(op, name, functools.partial(build, sizes=sizes, **options), layer=True, aligned=True, dtypes=dtypes))
 
 
 def model(heads: int, kv_heads: int, head_dim: int, **switches: Any) -> sf.ModelConfig:
@@ -138,6 +142,8 @@ _case("gate", "a second root", gate, 1, 3, 33, parent=[0, 0, 1, 3, 3], tau=0.1, 
 _case("gate", "all computed", gate, 1, 2, 16, parent=[0, 0, 1], tau=0.0)
 _case("gate", "infinite tau", gate, 1, 2, 16, parent=[0, 0, 1], tau=math.inf, force=False)
 _case("gate", "all masked", gate, 1, 2, 16, parent=[0, 0, 1], tau=0.0, step=0.0)
+_case("gate", "aligned rows", gate, 2, 16, 128, parent=[0, 0, 1, 2, 0], tau=0.1, aligned=True)
+_case("gate", "aligned rows, deep chain", gate, 1, 8, 192, parent=chain(9), tau=0.1, aligned=True)
 
 
 def pack(draw: Draw, sizes: tuple, share: float) -> Inputs:
@@ -169,6 +175,8 @@ _case("packed_linear", "no residual", packed_linear, 2, 3, 5, 48, 80, residual=F
 _case("packed_linear", "length 1", packed_linear, 1, 1, 1, 3, 5, share=1.0)
 _case("packed_linear", "no packed rows", packed_linear, 1, 3, 4, 32, 16, share=0.0)
 _case("packed_linear", "all packed, several tiles", packed_linear, 2, 5, 13, 150, 70, share=1.0)
+_case("packed_linear", "aligned rows", packed_linear, 2, 3, 8, 64, 80, aligned=True)
+_case("packed_linear", "aligned rows, several tiles", packed_linear, 2, 5, 16, 320, 136, residual=False, share=0.7, aligned=True)
 
 
 def packed_silu_pair(draw: Draw, sizes: tuple, share: float = 0.5) -> Inputs:
@@ -188,6 +196,8 @@ _case("packed_silu_pair", "some rows", packed_silu_pair, 2, 3, 5, 48, 80, narrow
 _case("packed_silu_pair", "length 1", packed_silu_pair, 1, 1, 1, 3, 5, share=1.0)
 _case("packed_silu_pair", "no packed rows", packed_silu_pair, 1, 3, 4, 32, 16, share=0.0)
 _case("packed_silu_pair", "all packed, several tiles", packed_silu_pair, 2, 5, 13, 150, 70, share=1.0)
+_case("packed_silu_pair", "aligned rows", packed_silu_pair, 2, 3, 8, 64, 80, aligned=True)
+_case("packed_silu_pair", "aligned rows, several tiles", packed_silu_pair, 2, 5, 16, 320, 136, share=0.7, aligned=True)
 
 
 def packed_qkv(draw: Draw, sizes: tuple, share: float = 0.5, most: int = 3000, **switches: Any) -> Inputs:
@@ -216,6 +226,9 @@ _case("packed_qkv", "length 1", packed_qkv, 1, 1, 1, 3, 1, 1, 64, share=1.0)
 _case("packed_qkv", "no packed rows", packed_qkv, 1, 3, 4, 32, 2, 1, 96, share=0.0)
 _case("packed_qkv", "all packed, several tiles", packed_qkv, 2, 4, 11, 70, 2, 1, 96, share=1.0, qkv_bias=True)
 _case("packed_qkv", "head_dim 128", packed_qkv, 1, 2, 3, 40, 2, 1, 128, qk_norm=True)
+_case("packed_qkv", "aligned rows, bias", packed_qkv, 2, 2, 8, 64, 5, 1, 64, qkv_bias=True, aligned=True)
+_case("packed_qkv", "aligned rows, q/k norm", packed_qkv, 1, 3, 8, 128, 4, 2, 128, qk_norm=True, aligned=True)
+_case("packed_qkv", "aligned rows, query scale", packed_qkv, 1, 3, 8, 192, 7, 1, 64, **YARN, aligned=True)
 
 
 def branch_attention(draw: Draw, sizes: tuple, prefix: list[int], share: float = 0.5, causal: bool = False, context: Any = None) -> Inputs:
@@ -246,6 +259,9 @@ _case("branch_attention", "prefix 0, causal", branch_attention, 2, 5, 4, 2, 24, 
 _case("branch_attention", "all computed", branch_attention, 3, 4, 2, 1, 64, prefix=[5, 9], share=1.0)
 _case("branch_attention", "deep chain, head_dim 96", branch_attention, 9, 3, 2, 1, 96, prefix=[7], share=0.1)
 _case("branch_attention", "block of 32, head_dim 128", branch_attention, 2, 32, 6, 1, 128, prefix=[64], share=0.3)
+_case("branch_attention", "aligned block, ratio 6", branch_attention, 3, 32, 6, 1, 64, prefix=[96, 0], causal=True, aligned=True)
+_case("branch_attention", "aligned block, ratio 7", branch_attention, 2, 32, 7, 1, 128, prefix=[64], aligned=True)
+_case("branch_attention", "aligned block, ratio 1", branch_attention, 3, 16, 2, 2, 64, prefix=[40], context=[-1, -1, 1], aligned=True)
 
 
 def add_inherited(draw: Draw, sizes: tuple, share: float = 0.5) -> Inputs:
@@ -258,6 +274,7 @@ def add_inherited(draw: Draw, sizes: tuple, share: float = 0.5) -> Inputs:
 _case("add_inherited", "folded", add_inherited, 2, 3, 5, 40, narrow=True)
 _case("add_inherited", "length 1", add_inherited, 1, 1, 1, 3)
 _case("add_inherited", "deep chain, two tiles", add_inherited, 1, 9, 2, 1100, share=0.1)
+_case("add_inherited", "aligned rows", add_inherited, 2, 3, 8, 128, aligned=True)
 
 
 def head(
@@ -277,13 +294,14 @@ def head(
     }
 
 
-_case("head", "ragged vocabulary", head, 5, 48, 301, narrow=True)
-_case("head", "temperature", head, 5, 48, 130, temperature=0.7, narrow=True)
-_case("head", "ties", head, 7, 6, 203, whole=True, ranks=4, narrow=True)
-_case("head", "one row, two tokens", head, 1, 3, 3, mask=0, ranks=1)
-_case("head", "mask alone in the last tile", head, 3, 20, 65, mask=64, ranks=2)
-_case("head", "certain", head, 3, 20, 80, scale=60.0)
-_case("head", "several row tiles", head, 70, 20, 40, ranks=2)
+_case("head", "ragged vocabulary", head, 5, 48, 301, aligned=True)
+_case("head", "temperature", head, 5, 48, 130, temperature=0.7, aligned=True)
+_case("head", "ties", head, 7, 6, 203, whole=True, ranks=4, aligned=True)
+_case("head", "one row, two tokens", head, 1, 3, 3, mask=0, ranks=1, aligned=True)
+_case("head", "mask alone in the last tile", head, 3, 20, 65, mask=64, ranks=2, aligned=True)
+_case("head", "certain", head, 3, 20, 80, scale=60.0, aligned=True)
+_case("head", "several row tiles", head, 70, 20, 40, ranks=2, aligned=True)
+
 
 WIDE, MAIN = (torch.float32, torch.bfloat16), (torch.bfloat16,)
 # dim, heads, kv_heads, head_dim, hidden, vocab, MASK's id, switches, dtypes

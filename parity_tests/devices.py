@@ -1,6 +1,6 @@
 """Where the Torch side of the parity tests runs: the first CUDA device, else the CPU with Triton in its interpreter.
 
-To be imported before Triton, which reads its switch once, and before JAX takes a GPU's memory, which Torch shares with it here.
+To be imported before Triton and XLA, which read their switches once, and before JAX takes a GPU's memory, which Torch shares with it here.
 """
 
 import os
@@ -14,6 +14,7 @@ from benchmarks.environment import environment, today
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 if DEVICE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("NPROC", "8")  # XLA's threads: Mosaic's interpreter waits for ever if a kernel has more warpgroups
 else:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 

@@ -1,5 +1,6 @@
 """The operations of the parity matrix in every implementation: the same inputs in, the named outputs that mean something out."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,22 +14,29 @@ import specfold_jax as sf
 from cases import Case, Inputs, is_float
 from close import Outputs
 from devices import DEVICE
+from pallas_ops import PALLAS, on_kernels
 from specfold_jax import fold, reveal
 from specfold_jax import model as jax_model
 from specfold_jax import ops as jax_ops
 from specfold_jax.fold import packed, take_branch
 from specfold_torch_ref import ops
 
-IMPLEMENTATIONS = ("jnp", "torch", "triton")
+IMPLEMENTATIONS = ("jnp", "torch", "triton", "pallas")
 """The reference is "jnp" in fp32."""
+
+
+def takes(implementation: str, case: Case, dtype: torch.dtype) -> bool:
+    """Whether an implementation has kernels for the case: the Pallas ones take 16-bit numbers of aligned sizes."""
+    return implementation != "pallas" or (case.aligned and dtype != torch.float32 and case.op in PALLAS)
 
 
 def run(op: str, inputs: Inputs, implementation: str) -> Outputs:
     """The operation's outputs on the CPU: of packed operations the computed rows, of all others everything."""
-    if implementation == "jnp":
+    if implementation in ("jnp", "pallas"):
         arrays = {name: _to_jax(x) for name, x in inputs.items() if isinstance(x, torch.Tensor)}
         rest = tuple((name, x) for name, x in inputs.items() if name not in arrays)
-        outputs = {name: _to_torch(x) for name, x in _compiled(op, rest)(**arrays).items()}
+        with on_kernels() if implementation == "pallas" else contextlib.nullcontext():
+            outputs = {name: _to_torch(x) for name, x in _compiled(op, rest, implementation)(**arrays).items()}
     else:
         outputs = {name: x.cpu() for name, x in _torch(op, inputs, implementation).items()}
     if op in PACKED:
@@ -65,9 +73,10 @@ def _torch(op: str, inputs: Inputs, impl: str) -> Outputs:
 
 
 @functools.cache
-def _compiled(op: str, rest: tuple[tuple[str, Any], ...]) -> Callable[..., dict[str, jax.Array]]:
+def _compiled(op: str, rest: tuple[tuple[str, Any], ...], implementation: str) -> Callable[..., dict[str, jax.Array]]:
     """One program per case, quickly compiled: most run a few times."""
-    return jax.jit(functools.partial(JNP[op], **dict(rest)), compiler_options={"xla_backend_optimization_level": 0})
+    function = {"jnp": JNP, "pallas": PALLAS}[implementation][op]
+    return jax.jit(functools.partial(function, **dict(rest)), compiler_options={"xla_backend_optimization_level": 0})
 
 
 def _to_jax(x: torch.Tensor) -> jax.Array:

@@ -19,7 +19,7 @@ from benchmarks.environment import RESULTS
 from cases import CASES, Case
 from close import EXACT, TOLERANCE, errors
 from devices import DEVICE, about
-from implementations import IMPLEMENTATIONS, reference, run
+from implementations import IMPLEMENTATIONS, reference, run, takes
 from specfold_jax.files import write_json
 
 FLAGS = flags.FlagValues()
@@ -32,7 +32,7 @@ _WORST = flags.DEFINE_integer("worst", 12, "Cases to print.", lower_bound=1, fla
 def rows_of(case: Case, dtype: torch.dtype) -> list[dict]:
     """One row per implementation and named output."""
     want, rows = reference(case, dtype), []
-    for implementation in IMPLEMENTATIONS:
+    for implementation in (i for i in IMPLEMENTATIONS if takes(i, case, dtype)):
         for name, error in errors(run(case.op, case.inputs(dtype, DEVICE), implementation), want).items():
             tolerance = TOLERANCE[case.op][dtype] if want[name].dtype.is_floating_point else EXACT
             labels = {"op": case.op, "case": case.name, "dtype": str(dtype).removeprefix("torch."), "implementation": implementation}

@@ -109,7 +109,7 @@ WRONG += [("stop_ids", value, "must be a list") for value in ("12", "", 12, {1: 
 WRONG += [("stop_ids", value, "must be a whole number of at least 0") for value in ((1.7,), ["1"], (True,), (3, -1), [[1]], (None,))]
 CHOICES = ("gates", "reference", "scope", "draft_from", "order")
 WRONG += [(name, value, "must be one of") for name in CHOICES for value in ("other", "", 0, 3, True, 1.0, None, ["own"])]
-WRONG += [("impl", value, "must be") for value in ("cuda", "pallas", "", None, 1, ["xla"])]
+WRONG += [("impl", value, "must be") for value in ("cuda", "triton", "", None, 1, ["xla"])]
 
 
 @pytest.mark.parametrize(("name", "value", "message"), WRONG)

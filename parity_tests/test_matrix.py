@@ -7,7 +7,7 @@ import torch
 from cases import CASES, Case, Draw
 from close import EXACT, TOLERANCE, errors, relative_rms, same_bits
 from devices import DEVICE
-from implementations import IMPLEMENTATIONS, PACKED, reference, run
+from implementations import IMPLEMENTATIONS, PACKED, reference, run, takes
 from specfold_torch_ref import ops
 
 GPU = DEVICE.type == "cuda"
@@ -22,7 +22,8 @@ def matrix() -> list:
             if case.layer or case.runs(dtype, DEVICE):
                 marks = [pytest.mark.gpu] if GPU or case.layer else []
                 name = str(dtype).removeprefix("torch.")
-                out += [pytest.param(case, dtype, i, marks=marks, id=f"{case.op}-{case.name}-{name}-{i}") for i in IMPLEMENTATIONS]
+                able = [i for i in IMPLEMENTATIONS if takes(i, case, dtype)]
+                out += [pytest.param(case, dtype, i, marks=marks, id=f"{case.op}-{case.name}-{name}-{i}") for i in able]
     return out
 
 

@@ -16,7 +16,7 @@ from jax.core import Tracer
 from specfold_jax.checks import Natural, Size, conform, show
 
 Attention = Literal["block", "bidirectional", "causal"]
-IMPLEMENTATIONS = ("auto", "xla")
+IMPLEMENTATIONS = ("auto", "xla", "pallas")
 LARGEST = float(np.finfo(np.float32).max)
 
 

@@ -16,7 +16,8 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.distribution import Distributions
 from specfold_jax.draft import nothing_known
 from specfold_jax.graph import DraftGraph
-from specfold_jax.model import Branches, Checked, Params, check
+from specfold_jax.implementations import check
+from specfold_jax.model import Branches, Checked, Params
 from specfold_jax.row import COMMIT, DENOISE, DONE, Row, where_row
 from specfold_jax.state import Decoded, DecodeState, Stats, begin, finish, pick, unfinished, write
 from specfold_jax.validate import row_status, validate
@@ -28,7 +29,7 @@ def decode_step(
     """One iteration: one forward pass for all rows, with whatever it allows each of them to reveal, accept and commit."""
     row, stats = state.row, state.stats
     branches = lay_out(state, graph, model, decode)
-    checked = check(params, branches, state.cache, row.start, model, fold, decode.pack)
+    checked = check(params, branches, state.cache, row.start, model, decode, fold)
     seen = Distributions(params, branches, checked, row, model, decode, graph)
     chain = accept(row, branches, checked.folded, seen, model, decode, fold)
 

@@ -1,5 +1,7 @@
 """What one check says about its branches: ranked tokens and log-odds of the rows that can matter."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -9,7 +11,8 @@ from specfold_jax import reveal
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.draft import Known
 from specfold_jax.graph import DraftGraph
-from specfold_jax.model import Branches, Checked, Params, logits
+from specfold_jax.implementations import rank
+from specfold_jax.model import Branches, Checked, Params
 from specfold_jax.reveal import Ranked
 from specfold_jax.row import Row
 from specfold_jax.state import pick
@@ -44,22 +47,23 @@ class Distributions:
             rows = jnp.concatenate([rows, jnp.full_like(rows[..., :1], block - 1)], axis=-1)
             position = jnp.concatenate([position, start + block], axis=-1)
         self.hidden = jnp.take_along_axis(checked.hidden, rows[..., None], axis=2)  # [batch, branch, head row, dim]
-        self.position, self.params, self.ranks, self.starts_drawn = position, params, ranks, model.seed
-        self.seed, self.mask_id, self.temperature = row.seed, model.mask_id, jnp.asarray(decode.temperature, jnp.float32)
+        self.position, self.seed, self.starts_drawn = position, row.seed, model.seed
+        self.ranked = partial(rank, params, model=model, decode=decode, ranks=ranks)
+        self.warm = jnp.asarray(decode.temperature) > 0
         shape = rows.shape
         nothing = Ranked(jnp.zeros((*shape, ranks), jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
-        self.greedy = lax.cond(self.temperature > 0, lambda: nothing, lambda: self._rank(self.hidden, position, jnp.zeros_like(position)))
+        self.greedy = lax.cond(self.warm, lambda: nothing, lambda: self._rank(self.hidden, position, jnp.zeros_like(position)))
 
     def _rank(self, hidden: Array, position: Array, step: Array) -> Ranked:
         seed = jnp.broadcast_to(self.seed.reshape(-1, *(1,) * (position.ndim - 1)), position.shape)
-        return reveal.rank(logits(self.params, hidden), seed, position, step, self.temperature, self.mask_id, self.ranks)
+        return self.ranked(hidden, seed, position, step)
 
     def _drawn(self, branch: Int[Array, " batch"], step: Int[Array, " batch"], rows: slice) -> Ranked:
         def sample() -> Ranked:
             position = pick(self.position, branch)[:, rows]
             return self._rank(pick(self.hidden, branch)[:, rows], position, jnp.broadcast_to(step[:, None], position.shape))
 
-        return lax.cond(self.temperature > 0, sample, lambda: jax.tree.map(lambda x: pick(x, branch)[:, rows], self.greedy))
+        return lax.cond(self.warm, sample, lambda: jax.tree.map(lambda x: pick(x, branch)[:, rows], self.greedy))
 
     def at(self, branch: Int[Array, " batch"], step: Int[Array, " batch"]) -> Ranked:
         """A branch's distribution over the positions of the block, drawn as vanilla step `step`; odds -inf where not evaluated."""
@@ -85,4 +89,4 @@ class Distributions:
         def alike() -> Array:
             return jnp.broadcast_to(now.tokens[:, None], (now.tokens.shape[0], width, *now.tokens.shape[1:]))
 
-        return Known(lax.cond(self.temperature > 0, later, alike), now.odds)
+        return Known(lax.cond(self.warm, later, alike), now.odds)

@@ -93,7 +93,8 @@ def begin(
     inside = jnp.where(position < sane[:, None], jnp.clip(prompts, 0, model.vocab - 1), model.mask_id).astype(jnp.int32)
     hidden, cache = prefill(params, inside, model, "causal" if model.commit == "causal" else "block", block)
     tokens = jnp.pad(inside, ((0, 0), (0, span - capacity)), constant_values=model.mask_id)
-    cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, span - capacity), (0, 0), (0, 0))), cache)
+    room = -(-span // 8) * 8 - capacity  # kernels copy eight keys at a time
+    cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, room), (0, 0), (0, 0))), cache)
     zeros = jnp.zeros(batch, jnp.int32)
     row = Row(
         start=start,

@@ -13,7 +13,8 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.decode import decode_step
 from specfold_jax.generate import pad
 from specfold_jax.graph import DraftGraph
-from specfold_jax.model import Params, check
+from specfold_jax.implementations import check
+from specfold_jax.model import Params
 from specfold_jax.state import DecodeState, begin, unfinished
 from specfold_jax.validate import row_status
 
@@ -41,7 +42,7 @@ def _look_and_step(
 ) -> tuple[DecodeState, Bool[Array, "layers batch branch block"], Bool[Array, "batch branch block"], Bool[Array, "batch branch"]]:
     """The next state; and of this check the computed positions, those newly revealed, and which branches are drafts."""
     branches = lay_out(state, graph, model, decode)
-    checked = check(params, branches, state.cache, state.row.start, model, fold, decode.pack)
+    checked = check(params, branches, state.cache, state.row.start, model, decode, fold)
 
     def of_parent(x: Array) -> Array:
         return jnp.take_along_axis(x, branches.parent.reshape(*branches.parent.shape, *(1,) * (x.ndim - 2)), axis=1)

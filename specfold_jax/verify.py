@@ -16,7 +16,8 @@ from specfold_jax.decode import decode_step
 from specfold_jax.distribution import Distributions
 from specfold_jax.generate import Run
 from specfold_jax.graph import DraftGraph
-from specfold_jax.model import Params, check, logits
+from specfold_jax.implementations import check
+from specfold_jax.model import Params, logits
 from specfold_jax.row import COMMIT, DONE
 from specfold_jax.state import DecodeState, begin, unfinished, write
 from specfold_jax.validate import row_status
@@ -62,7 +63,7 @@ def margins(state: DecodeState, params: Params, model: ModelConfig, decode: Deco
     """Each row's margin of what vanilla decides next: `reveal.decide`'s, or on a commit the gap of the next block's first token."""
     row = state.row
     branches = lay_out(state, DraftGraph.empty(), model, decode)
-    checked = check(params, branches, state.cache, row.start, model, None, decode.pack)
+    checked = check(params, branches, state.cache, row.start, model, decode)
     seen = Distributions(params, branches, checked, row, model, decode, DraftGraph.empty())
     margin = reveal.decide(row.canvas, seen.at(jnp.zeros_like(row.start), row.step), row.step, model, decode).margin
     if not model.seed:

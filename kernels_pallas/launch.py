@@ -1,0 +1,54 @@
+"""Where kernels start: what they demand of the machine and of their arguments, in errors that say what was wrong and what would do."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import config  # the interpreter's switch can be set from public names, but not asked
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+HALF = (jnp.bfloat16, jnp.float16)
+"""The types whose products Hopper's matrix units sum in fp32 exactly as given."""
+SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+"""How a tile of 16-bit numbers lies in shared memory for the matrix units."""
+THREAD = "warpgroup"
+LANES = 128
+"""Threads of a warpgroup; a row is a whole number of them."""
+
+
+def interpreting() -> bool:
+    """Whether kernels traced now are meant for Mosaic's interpreter (`plgpu.force_gpu_interpret_mode`)."""
+    return config.pallas_tpu_interpret_mode_context_manager.value is not None
+
+
+def require_hopper() -> None:
+    """NotImplementedError where the kernels cannot run: they use the matrix and copy instructions of compute capability 9.0."""
+    if interpreting():
+        return
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    if capability != "9.0":
+        found = f"{device.device_kind} (compute capability {capability})" if capability else device.device_kind
+        raise NotImplementedError(f"impl='pallas' needs a Hopper GPU (compute capability 9.0), not {found}; use impl='xla'")
+
+
+def launch(body: Callable[..., None], out: Any, grid: Mapping[str, int], *inputs: jax.Array, warpgroups: int = 1, **options: Any) -> Any:
+    """Runs `body(*input refs, *output refs)` once per point of the grid, whose last axis is the fastest."""
+    threads = {"num_threads": warpgroups, "thread_name": THREAD} if warpgroups > 1 else {}
+    kernel = plgpu.kernel(body, out_type=out, grid=tuple(grid.values()), grid_names=tuple(grid), **threads, **options)
+    return kernel(*inputs)
+
+
+def check_main(name: str, x: Any, axes: str) -> None:
+    """The array whose type and shape the other arguments must fit: 16-bit numbers with the named axes, none of them empty."""
+    if x.ndim != len(axes.split()) or 0 in x.shape:
+        raise ValueError(f"{name} must be [{axes}] with no empty axis, not of shape {list(x.shape)}")
+    if x.dtype not in HALF:
+        raise NotImplementedError(f"{name} has dtype {x.dtype}; the Pallas kernels take bfloat16 and float16")
+
+
+def check(name: str, x: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """An array of exactly this shape and type."""
+    if tuple(x.shape) != tuple(shape) or x.dtype != jnp.dtype(dtype):
+        raise ValueError(f"{name} must be {jnp.dtype(dtype)} {list(shape)}, not {x.dtype} {list(x.shape)}")

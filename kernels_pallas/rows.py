@@ -1,0 +1,154 @@
+"""What happens to rows between products: sums are added up and to the residual stream, normed, gated. One program a row."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Bool, Float, Int
+
+from kernels_pallas.launch import LANES, check, check_main, launch
+
+NEVER, GATED, ALWAYS = range(3)
+"""What `need` says of a row: not to be computed, to be computed if it differs from its reference, to be computed."""
+
+
+def needs(
+    parent: Int[Array, "batch branch"], revealed: Bool[Array, "batch branch block"], valid: Bool[Array, "batch branch"], force: bool
+) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
+    """Of every row (batch, branch, position): the row of the parent branch that the gate compares it with, and its need.
+
+    A branch that is its own parent is always computed; with `force`, so is what is `revealed` in a branch and not in its parent.
+    """
+    batch, branches, block = revealed.shape
+    first = jnp.arange(batch, dtype=jnp.int32)[:, None] * branches
+    reference = ((first + parent) * block)[..., None] + jnp.arange(block, dtype=jnp.int32)
+    forced = (parent == jnp.arange(branches))[..., None] | (revealed & force)
+    need = jnp.where(valid[..., None], jnp.where(forced, ALWAYS, GATED), NEVER)
+    return reference.reshape(-1), need.astype(jnp.int32).reshape(-1)
+
+
+def padded_flags(flags: Int[Array, " rows"]) -> Int[Array, " flags"]:
+    """Flags with zeros behind them up to a multiple of 128."""
+    return jnp.pad(flags, (0, -flags.shape[0] % LANES))
+
+
+def advance(x_ref: Any, sums_ref: Any, row: Array, slot: Array) -> Array:
+    """x[row] + the sums of all splits at `slot`, rounded to x's type; inside a kernel."""
+    total = x_ref[row].astype(jnp.float32)
+    for split in range(sums_ref.shape[0]):
+        total += sums_ref[split, slot]
+    return total.astype(x_ref.dtype)
+
+
+class Norm(NamedTuple):
+    """An RMSNorm (arXiv 1910.07467): `weight` [width], zeros beyond the model's `dim`."""
+
+    weight: Float[Array, " width"]
+    eps: float
+    dim: int
+
+    def __call__(self, x: Float[Array, " width"], weight: Float[Array, " width"]) -> Float[Array, " width"]:
+        """One row normed, statistics in fp32; inside a kernel, with the weight as loaded there."""
+        wide = x.astype(jnp.float32)
+        return (wide * lax.rsqrt(jnp.sum(wide * wide) / self.dim + self.eps)).astype(x.dtype) * weight
+
+
+def norm(x: Float[Array, "rows width"], norm: Norm) -> Float[Array, "rows width"]:
+    """Every row normed."""
+    _check(x)
+    check("weight", norm.weight, x.shape[1:], x.dtype)
+
+    def body(x_ref: Any, weight_ref: Any, out_ref: Any) -> None:
+        row = lax.axis_index("row")
+        out_ref[row] = norm(x_ref[row], weight_ref[...])
+
+    return launch(body, jax.ShapeDtypeStruct(x.shape, x.dtype), {"row": x.shape[0]}, x, norm.weight)
+
+
+def advance_norm(
+    x: Float[Array, "rows width"], sums: Float[Array, "splits capacity width"], slot: Int[Array, " rows"] | None, norm: Norm
+) -> tuple[Float[Array, "rows width"], Float[Array, "rows width"]]:
+    """The residual stream with the sums at each row's `slot` (None: its own) added, and that normed."""
+    _check_sums(x, sums, slot)
+    check("weight", norm.weight, x.shape[1:], x.dtype)
+    slots = () if slot is None else (slot,)
+
+    def body(x_ref: Any, sums_ref: Any, weight_ref: Any, *refs: Any) -> None:
+        *slot_ref, x_out, normed_out = refs
+        row = lax.axis_index("row")
+        x_out[row] = advanced = advance(x_ref, sums_ref, row, slot_ref[0][row] if slot_ref else row)
+        normed_out[row] = norm(advanced, weight_ref[...])
+
+    return launch(body, (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2, {"row": x.shape[0]}, x, sums, norm.weight, *slots)
+
+
+def gate(
+    x: Float[Array, "rows width"],
+    sums: Float[Array, "splits capacity width"] | None,
+    slot: Int[Array, " rows"] | None,
+    reference: Int[Array, " rows"],
+    need: Int[Array, " rows"],
+    tau: Float[Array, "1"],
+) -> tuple[Float[Array, "rows width"], Int[Array, " flags"]]:
+    """The residual stream with the sums at each row's `slot` added (None: its own), and which rows to compute: 1, else 0.
+
+    A row that `need` leaves to the gate is computed if not ||x - ref||^2 <= tau^2 ||ref||^2 (fp32), ref being row `reference`. Flags are
+    padded with 0 to a multiple of 128. `sums` None: nothing to add, as at the first layer.
+    """
+    _check_sums(x, sums, slot)
+    rows = x.shape[0]
+    for name, array in (("reference", reference), ("need", need)):
+        check(name, array, (rows,), jnp.int32)
+    check("tau", tau, (1,), jnp.float32)
+    given = {"x": x, "sums": sums, "slot": slot, "reference": reference, "need": need, "tau": tau}
+    names = [name for name, array in given.items() if array is not None]
+
+    def body(*refs: Any) -> None:
+        ref = dict(zip(names, refs, strict=False))
+        *outs, flags_out = refs[len(names) :]
+        row = lax.axis_index("row")
+
+        def read(at: Array) -> Array:
+            if sums is None:
+                return ref["x"][at]
+            return advance(ref["x"], ref["sums"], at, at if slot is None else ref["slot"][at])
+
+        @pl.when(row >= rows)
+        def _() -> None:
+            flags_out[row] = 0
+
+        @pl.when(row < rows)
+        def _() -> None:
+            mine, needed = read(row), ref["need"][row]
+            for out in outs:
+                out[row] = mine
+            flags_out[row] = (needed == ALWAYS).astype(jnp.int32)
+
+            @pl.when(needed == GATED)
+            def _() -> None:
+                wide, other = mine.astype(jnp.float32), read(ref["reference"][row]).astype(jnp.float32)
+                delta, size = jnp.sum(jnp.square(wide - other)), jnp.sum(jnp.square(other))
+                flags_out[row] = 1 - (delta <= jnp.square(ref["tau"][0]) * size).astype(jnp.int32)  # NaN exceeds
+
+    flags = jax.ShapeDtypeStruct((-(-rows // LANES) * LANES,), jnp.int32)
+    outs = (flags,) if sums is None else (jax.ShapeDtypeStruct(x.shape, x.dtype), flags)
+    found = launch(body, outs, {"row": flags.shape[0]}, *(given[name] for name in names))
+    return (x if sums is None else found[0]), found[-1]
+
+
+def _check_sums(x: Array, sums: Array | None, slot: Array | None) -> None:
+    _check(x)
+    if sums is not None:
+        check("sums", sums, (*sums.shape[:2], x.shape[1]), jnp.float32)
+        if slot is None and sums.shape[1] != x.shape[0]:
+            raise ValueError(f"sums of {sums.shape[1]} rows need a slot for each of the {x.shape[0]} rows")
+    if slot is not None:
+        check("slot", slot, x.shape[:1], jnp.int32)
+
+
+def _check(x: Array) -> None:
+    check_main("x", x, "rows width")
+    if x.shape[1] % LANES:
+        raise NotImplementedError(f"x has {x.shape[1]} columns; the kernels take multiples of {LANES}")

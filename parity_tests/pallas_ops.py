@@ -1,0 +1,121 @@
+"""The operations of the parity matrix on the Pallas kernels: what `kernels_pallas/check.py` composes, one operation at a time."""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas.attention import branch_attention
+from kernels_pallas.head import head
+from kernels_pallas.launch import LANES
+from kernels_pallas.linear import linear, silu_pair
+from kernels_pallas.pack import pack
+from kernels_pallas.qkv import HEADS_MULTIPLE, Turns, attention_inputs
+from kernels_pallas.rows import NEVER, Norm, gate, needs, padded_flags
+from specfold_jax.fold import take_branch
+from specfold_jax.ops import query_scale
+
+
+def on_kernels(races: bool = True) -> contextlib.AbstractContextManager:
+    """Where kernels run: compiled on a GPU, else in Mosaic's interpreter, which looks for `races` if asked to."""
+    if jax.default_backend() == "gpu":
+        return contextlib.nullcontext()
+    return plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=races))
+
+
+def _wide(x: jax.Array, axis: int = -1, multiple: int = LANES) -> jax.Array:
+    """x with zeros up to a multiple along an axis."""
+    missing = -x.shape[axis] % multiple
+    return jnp.pad(x, [(0, missing if n == axis % x.ndim else 0) for n in range(x.ndim)])
+
+
+def _norm(weight: jax.Array, eps: float) -> Norm:
+    return Norm(_wide(weight), eps, weight.shape[0])
+
+
+def _gate(x: Any, parent: Any, revealed: Any, valid: Any, tau: float, reference: Any, force_revealed: bool) -> dict[str, Any]:
+    assert reference == "parent"
+    rows = _wide(x.reshape(-1, x.shape[-1]))
+    tau = jnp.full((1,), tau, jnp.float32)
+    _, flags = gate(rows, None, None, *needs(parent, revealed, valid, force_revealed), tau)
+    _, _, _, source = pack(rows, flags, parent, _norm(jnp.ones(x.shape[-1], x.dtype), 1e-6))
+    shape = revealed.shape
+    return {"computed": (flags[: rows.shape[0]] > 0).reshape(shape), "source": (source // shape[2] % shape[1]).reshape(shape)}
+
+
+def _packed(x: Any, computed: Any, norm: Norm) -> tuple[Any, Any, Any]:
+    """Packed and normed rows, their count, and every row's slot: for rows that are computed it is their own."""
+    flags = padded_flags(computed.reshape(-1).astype(jnp.int32))
+    own = jnp.broadcast_to(jnp.arange(computed.shape[1], dtype=jnp.int32), computed.shape[:2])
+    normed, count, slot, _ = pack(_wide(x.reshape(-1, x.shape[-1])), flags, own, norm)
+    return normed, count, slot
+
+
+def _packed_qkv(x: Any, computed: Any, norm: Any, weight: Any, bias: Any, q_norm: Any, k_norm: Any, positions: Any, model: Any) -> dict:
+    normed, count, slot = _packed(x, computed, _norm(norm, model.norm_eps))
+    flat = positions.reshape(-1)
+    angles = flat[:, None].astype(jnp.float32) * jnp.asarray(model.inv_freq, jnp.float32)
+    scale = query_scale(flat, model) if model.query_scale_beta else None
+    turns = Turns(jnp.cos(angles) * jnp.float32(model.rope_scale), jnp.sin(angles) * jnp.float32(model.rope_scale), scale)
+    sums = linear(normed, _wide(weight, 0, HEADS_MULTIPLE * model.head_dim), count)
+    bias = None if bias is None else _wide(bias, 0, HEADS_MULTIPLE * model.head_dim)
+    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim}
+    every = attention_inputs(sums, slot, turns, bias, q_norm, k_norm, **sizes, eps=model.norm_eps, dtype=x.dtype)
+    ends = [model.heads, model.heads + model.kv_heads, model.heads + 2 * model.kv_heads]
+    heads = jnp.split(every.reshape(*computed.shape, -1, model.head_dim), ends, axis=3)[:3]
+    return dict(zip(("q", "k", "v"), heads, strict=True))
+
+
+def _branch_attention(
+    q: Any, k: Any, v: Any, source: Any, k_prefix: Any, v_prefix: Any, prefix: Any, causal: Any, context: Any
+) -> dict[str, Any]:
+    dense = jnp.concatenate([take_branch(x, source) for x in (q, k, v)], axis=3)
+    cache = (_wide(x, 1, 8) for x in (k_prefix, v_prefix))
+    return {"o": branch_attention(dense, *cache, prefix, causal, context, q.shape[3])}
+
+
+def _added(x: jax.Array, sums: jax.Array, slot: jax.Array | None = None) -> jax.Array:
+    """Rows x with the sums at each row's slot added."""
+    rows = x.shape[0]
+    own = jnp.arange(rows, dtype=jnp.int32)
+    return gate(_wide(x), _wide(sums), slot, own, jnp.full_like(own, NEVER), jnp.zeros(1))[0][:, : x.shape[1]]
+
+
+def _packed_linear(x: Any, computed: Any, weight: Any, residual: Any) -> dict[str, Any]:
+    rows = computed.size
+    number = jnp.cumsum(computed.reshape(-1), dtype=jnp.int32) - 1
+    index = jnp.flatnonzero(computed, size=rows, fill_value=0)
+    sums = linear(_wide(x.reshape(rows, -1)[index], 1, 64), _wide(_wide(weight, 1, 64), 0, 8), number[-1:] + 1)[..., : weight.shape[0]]
+    before = jnp.zeros((rows, weight.shape[0]), x.dtype) if residual is None else residual.reshape(rows, -1)
+    return {"y": _added(before, sums, jnp.maximum(number, 0)).reshape(*computed.shape, -1)}
+
+
+def _packed_silu_pair(x: Any, computed: Any, norm: Any, weight: Any, eps: float) -> dict[str, Any]:
+    normed, count, slot = _packed(x, computed, _norm(norm, eps))
+    return {"h": silu_pair(normed, _wide(weight, 1, 64), count)[slot].reshape(*computed.shape, -1)}
+
+
+def _add_inherited(x: Any, update: Any, source: Any) -> dict[str, Any]:
+    batch, branches, block, dim = x.shape
+    first = jnp.arange(batch, dtype=jnp.int32)[:, None, None] * branches
+    slot = ((first + source) * block + jnp.arange(block, dtype=jnp.int32)).reshape(-1)
+    sums = update.astype(jnp.float32).reshape(1, -1, dim)
+    return {"x": _added(x.reshape(-1, dim), sums, slot).reshape(x.shape)}
+
+
+def _head(hidden: Any, weight: Any, seed: Any, position: Any, step: Any, temperature: float, mask_id: int, ranks: int) -> dict[str, Any]:
+    found = head(hidden, weight, seed, position, step, jnp.float32(temperature), mask_id, ranks)
+    return dict(zip(("tokens", "odds", "gap"), found, strict=True))
+
+
+PALLAS = {
+    "gate": _gate,
+    "packed_qkv": _packed_qkv,
+    "branch_attention": _branch_attention,
+    "packed_linear": _packed_linear,
+    "packed_silu_pair": _packed_silu_pair,
+    "add_inherited": _add_inherited,
+    "head": _head,
+}

@@ -1,0 +1,229 @@
+"""The Pallas kernels together: a check against the `jnp` one, whole decodes, what holds bit for bit, and what they refuse."""
+
+from dataclasses import replace
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import specfold_jax as sf
+from cases import model
+from devices import DEVICE
+from implementations import run
+from kernels_pallas import check as pallas
+from kernels_pallas import launch
+from kernels_pallas.attention import branch_attention
+from kernels_pallas.linear import linear, silu_pair
+from kernels_pallas.rows import Norm, norm
+from kernels_pallas.tiles import DEPTH, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
+from pallas_ops import on_kernels
+from specfold_jax import model as xla
+from specfold_jax.checkpoint import shapes
+from specfold_jax.model import Branches
+from test_matrix import NAMED
+
+MODEL = replace(
+    model(2, 1, 64, qkv_bias=True), dim=128, hidden=64, vocab=64, mask_id=3, block_size=16, sub_block=8, shift=True, seed=True, stop_ids=()
+)
+BFLOAT16 = 0.02
+"""Relative RMS of bf16 hidden states against fp32 on the same rounded parameters, about twice what `jnp` shows."""
+
+
+def parameters(like: sf.ModelConfig, seed: int = 0) -> dict:
+    """Random parameters in bf16 whose layers pass on what they get, about as strong."""
+    rng = np.random.default_rng(seed)
+
+    def draw(shape: tuple[int, ...]) -> jax.Array:
+        values = 1 + 0.1 * rng.normal(size=shape) if len(shape) == 1 else rng.normal(size=shape) * shape[1] ** -0.5
+        return jnp.asarray(values, jnp.bfloat16)
+
+    tree = jax.tree.map(draw, shapes(like), is_leaf=lambda leaf: isinstance(leaf, tuple))
+    return tree | {"embed": tree["embed"] * jnp.bfloat16(like.dim**0.5)}
+
+
+def branches(like: sf.ModelConfig, context: bool) -> Branches:
+    """Two sequences: a main branch, a draft of it, a draft of that; in the second the last one is absent, or a continuation."""
+    tokens = np.full((2, 3, like.block_size), like.mask_id)
+    tokens[:, :, :3] = np.random.default_rng(1).integers(4, like.vocab, (2, 1, 3))
+    tokens[:, 1:, 4] = 7
+    tokens[:, 2, 6] = 9
+    return Branches(
+        jnp.asarray(tokens, jnp.int32),
+        jnp.asarray([[True, True, True], [True, True, context]]),
+        jnp.asarray([[0, 0, 1], [0, 0, 2 if context else 1]], jnp.int32),
+        jnp.asarray([16, 32], jnp.int32),
+        jnp.asarray([False, True]),
+        jnp.asarray([[-1, -1, -1], [-1, -1, 0]], jnp.int32) if context else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fold", "context"),
+    [
+        (None, True),
+        (sf.FoldConfig(tau=0.3), True),
+        (sf.FoldConfig(tau=0.3, gates=1, force_revealed=False), False),
+        (sf.FoldConfig(tau=0.3, correction=False, scope="ffn"), False),
+    ],
+    ids=["all", "folded", "one gate", "feed-forward only"],
+)
+def test_a_check_is_the_reference(fold, context):
+    like = replace(MODEL, qk_norm=True, dim=192)  # no multiple of 128
+    params, where = parameters(like), branches(like, context)
+    rng = np.random.default_rng(2)
+    cache = (tuple(jnp.asarray(rng.normal(size=(2, 48, 1, 64)), jnp.bfloat16) for _ in range(2)),)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), (params, cache))
+    want = jax.jit(lambda params, cache: xla.check(params, where, cache, where.start, like, fold))(*wide)
+    with on_kernels(races=False):
+        got = jax.jit(lambda params, cache: pallas.check(params, where, cache, where.start, like, fold))(params, cache)
+    np.testing.assert_array_equal(got.computed_rows, want.computed_rows)
+    np.testing.assert_array_equal(got.folded, want.folded)
+    valid = np.asarray(where.valid)
+    for one, other in zip(jax.tree.leaves((got.hidden, got.kv)), jax.tree.leaves((want.hidden, want.kv)), strict=True):
+        one, other = (np.asarray(x, np.float32)[valid] for x in (one, other))
+        assert np.linalg.norm(one - other) <= BFLOAT16 * np.linalg.norm(other)
+
+
+GRAPH = sf.DraftGraph.from_sets([((0, 0),), ((0, 0), (1, 0))], [1, 2], max_drafts=2)
+
+
+def decoded(method: str, decode: sf.DecodeConfig, params: dict, fold: sf.FoldConfig | None = None) -> sf.Decoded:
+    """A prompt that ends inside a block."""
+    prompts, lengths = jnp.asarray(np.random.default_rng(3).integers(4, MODEL.vocab, (1, 12)), jnp.int32), jnp.asarray([12], jnp.int32)
+    given = (params, prompts, lengths, MODEL, decode)
+    match method:
+        case "vanilla":
+            return jax.jit(sf.vanilla_decode)(*given)
+        case "spiffy":
+            return jax.jit(sf.spiffy_decode)(*given, GRAPH)
+        case _:
+            return jax.jit(sf.specfold_decode)(*given, GRAPH, fold)
+
+
+def test_whole_decodes_run_on_the_kernels_and_are_lossless():
+    params = parameters(MODEL)
+    decode = sf.DecodeConfig(max_new_tokens=12, steps=4, threshold=0.6, impl="pallas")
+    with on_kernels(races=False):
+        vanilla, spiffy = decoded("vanilla", decode, params), decoded("spiffy", decode, params)
+        folded = decoded("specfold", decode, params, sf.FoldConfig(tau=0.3, guard=float("inf")))
+    for other in (spiffy, folded):
+        np.testing.assert_array_equal(other.tokens, vanilla.tokens)
+        assert np.all(other.stats.nfe <= vanilla.stats.nfe)
+    assert spiffy.stats.accepted.sum() > 0
+    assert np.all(np.asarray(folded.stats.computed_rows).sum(axis=(1, 2)) < 2 * MODEL.layers * np.asarray(folded.stats.total_rows))
+    plain = decoded("vanilla", replace(decode, impl="xla"), params)
+    assert np.mean(np.asarray(plain.tokens) == np.asarray(vanilla.tokens)) > 0.8  # bf16: another order of sums may decide otherwise
+
+
+def bits(x: jax.Array) -> np.ndarray:
+    return np.asarray(x).view(np.uint8)
+
+
+@pytest.mark.parametrize("function", [linear, silu_pair])
+def test_products_have_the_same_bits_whatever_rows_and_tiles_share_them(function):
+    """The number of rows, their count, one or two warpgroups; only splits could change bits, and they follow from the weight."""
+    rng = np.random.default_rng(4)
+    x, weight = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((136, 256), (80, 256)))
+    usual = product_tile(80, 256, 136) if function is linear else pair_tile(40, 136)
+
+    def call(rows: int, count: int, tile: Tile | None = None) -> np.ndarray:
+        out = jax.jit(function, static_argnames="tile")(x[:rows], weight, jnp.asarray([count], jnp.int32), tile=tile)
+        return np.asarray(out.astype(jnp.float32))[..., : min(rows, count), :]
+
+    with on_kernels():
+        everything = call(136, 136)
+        for rows, count, tile in ((8, 8, None), (72, 70, None), (136, 65, usual._replace(warpgroups=1, stages=2)), (64, 64, usual)):
+            np.testing.assert_array_equal(call(rows, count, tile), everything[..., : min(rows, count), :])
+
+
+def test_a_block_has_the_same_bits_from_the_cache_and_from_this_call():
+    """What makes a commit that is shared with the next block's first check lossless; and branches do not touch each other."""
+    rng = np.random.default_rng(5)
+    qkv, *cache = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((1, 3, 16, 6, 64), (1, 80, 1, 64), (1, 80, 1, 64)))
+    causal = jnp.zeros(1, bool)
+
+    def attend(qkv: jax.Array, cache: list, prefix: int, context: list[int] | None) -> jax.Array:
+        behind = None if context is None else jnp.asarray([context], jnp.int32)
+        return jax.jit(branch_attention, static_argnums=6)(qkv, *cache, jnp.asarray([prefix], jnp.int32), causal, behind, 4)
+
+    with on_kernels():
+        for prefix in (0, 48):
+            ahead = attend(qkv, cache, prefix, [-1, 0, -1])
+            stored = [x.at[:, prefix : prefix + 16].set(qkv[:, 0, :, 4 + n : 5 + n]) for n, x in enumerate(cache)]
+            later = attend(qkv[:, 1:2], stored, prefix + 16, None)
+            np.testing.assert_array_equal(bits(ahead[:, 1]), bits(later[:, 0]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_head_of_a_row_has_the_same_bits_whatever_rows_share_the_call(temperature):
+    inputs = NAMED["head-several row tiles"].inputs(torch.bfloat16, DEVICE) | {"temperature": temperature}
+    everything = run("head", inputs, "pallas")
+    for rows in (slice(0, 1), slice(3, 50, 9)):
+        some = {name: inputs[name][rows].contiguous() for name in ("hidden", "seed", "position", "step")}
+        for name, x in run("head", inputs | some, "pallas").items():
+            assert torch.equal(x, everything[name][rows])
+
+
+@pytest.mark.parametrize("fold", [None, sf.FoldConfig()], ids=["spiffy", "specfold"])
+def test_a_decode_of_a_real_layer_lowers_for_a_gpu(fold):
+    """Mosaic's whole lowering, layouts and shared memory included, runs without a GPU."""
+    like = replace(model(12, 2, 128, qkv_bias=True), dim=1536, hidden=8960, vocab=151936, mask_id=151665, block_size=32, sub_block=8)
+    like = replace(like, shift=True, seed=True)
+    params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.bfloat16), shapes(like), is_leaf=lambda leaf: isinstance(leaf, tuple))
+    prompts, lengths = jax.ShapeDtypeStruct((2, 64), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    given = (params, prompts, lengths, like, sf.DecodeConfig(max_new_tokens=64, impl="pallas"), GRAPH)
+    with mock.patch.object(launch, "require_hopper"):
+        traced = jax.jit(sf.spiffy_decode).trace(*given) if fold is None else jax.jit(sf.specfold_decode).trace(*given, fold)
+        assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_without_a_hopper_gpu_it_says_so():
+    with pytest.raises(NotImplementedError, match=r"needs a Hopper GPU .*, not cpu; use impl='xla'"):
+        decoded("vanilla", sf.DecodeConfig(impl="pallas"), parameters(MODEL))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fold", "message"),
+    [
+        ({}, sf.FoldConfig(reference="source"), "fold.reference='source' is not supported"),
+        ({"head_dim": 96, "inv_freq": (1.0,) * 48}, None, "head_dim=96 is not supported"),
+        ({"block_size": 4, "sub_block": None}, None, "block=4 is not supported"),
+        ({"dim": 96}, None, "in a multiple of 64"),
+    ],
+)
+def test_what_the_kernels_lack_is_named(changes, fold, message):
+    like = replace(MODEL, **changes)
+    decode = sf.DecodeConfig(max_new_tokens=8, impl="pallas")
+    prompts, lengths = jnp.full((1, 8), 5, jnp.int32), jnp.asarray([8], jnp.int32)
+    method = sf.spiffy_decode if fold is None else sf.specfold_decode
+    with on_kernels(), pytest.raises(NotImplementedError, match=message):
+        jax.jit(method).trace(parameters(like), prompts, lengths, like, decode, GRAPH, *(() if fold is None else (fold,)))
+
+
+def test_kernels_refuse_what_does_not_fit():
+    x, count = jnp.zeros((8, 64), jnp.bfloat16), jnp.zeros(1, jnp.int32)
+    with pytest.raises(NotImplementedError, match="x has dtype float32; the Pallas kernels take bfloat16 and float16"):
+        linear(x.astype(jnp.float32), x.astype(jnp.float32), count)
+    with pytest.raises(ValueError, match=r"weight must be bfloat16 \[8, 64\], not float16"):
+        linear(x, x.astype(jnp.float16), count)
+    with pytest.raises(ValueError, match=r"count must be int32 \[1\], not int32 \[2\]"):
+        linear(x, x, jnp.zeros(2, jnp.int32))
+    with pytest.raises(NotImplementedError, match="x has 64 columns; the kernels take multiples of 128"):
+        norm(x, Norm(x[0], 1e-6, 64))
+    with pytest.raises(ValueError, match=r"x must be \[rows width\] with no empty axis"):
+        norm(x[:0], Norm(x[0], 1e-6, 64))
+
+
+@pytest.mark.parametrize("rows", [8, 64, 65, 2304])
+@pytest.mark.parametrize("sizes", [(2048, 1536), (1536, 8960), (64, 64), (5120, 16384), (448, 320)])
+def test_tiles_fit_and_their_splits_follow_from_the_weight(rows, sizes):
+    columns, depth = sizes
+    for tile, products in ((product_tile(columns, depth, rows), 1), (pair_tile(columns, rows), 2)):
+        stage = (tile.warpgroups * ROWS + products * tile.columns) * DEPTH * 2
+        assert tile.stages >= 2
+        assert tile.stages * stage + tile.warpgroups * ROWS * tile.columns * 4 <= SHARED_BYTES
+        assert depth // DEPTH % tile.splits == 0
+    assert product_tile(columns, depth, rows).splits == product_tile(columns, depth, 8).splits
