@@ -38,14 +38,15 @@ def check_sizes(block: int, head_dim: int) -> None:
 
 def branch_attention(
     qkv: Float[Array, "batch branch block all_heads head_dim"],
-    k_prefix: Float[Array, "batch capacity kv_heads head_dim"],
-    v_prefix: Float[Array, "batch capacity kv_heads head_dim"],
+    k_prefix: Float[Array, "layers batch capacity kv_heads head_dim"],
+    v_prefix: Float[Array, "layers batch capacity kv_heads head_dim"],
+    layer: int,
     prefix: Int[Array, " batch"],
     causal: Bool[Array, " batch"],
     context: Int[Array, "batch branch"] | None,
     heads: int,
 ) -> Float[Array, "batch branch block heads head_dim"]:
-    """Every query sees the first `prefix` (at most capacity) cache entries, then its branch's context block, then its own block.
+    """Every query sees the first `prefix` (at most capacity) cache entries of its layer, then its context block, then its own block.
 
     `qkv` holds query heads, key heads and value heads, and maybe more behind them; it is dense: folded rows hold their source's values.
     `causal`: inside the own block, key j is seen by query i only if j <= i. `context`: the branch whose block comes right before, or -1.
@@ -53,9 +54,9 @@ def branch_attention(
     ValueError for arguments that do not fit each other, NotImplementedError for sizes or types that the kernel lacks.
     """
     check_main("qkv", qkv, "batch branch block all_heads head_dim")
-    check_main("k_prefix", k_prefix, "batch capacity kv_heads head_dim")
+    check_main("k_prefix", k_prefix, "layers batch capacity kv_heads head_dim")
     batch, branches, block, every, head_dim = qkv.shape
-    _, capacity, kv_heads, _ = k_prefix.shape
+    layers, _, capacity, kv_heads, _ = k_prefix.shape
     check_sizes(block, head_dim)
     if heads % kv_heads:
         raise ValueError(f"{kv_heads=} must divide {heads=}")
@@ -64,7 +65,7 @@ def branch_attention(
     if capacity % CAPACITY_MULTIPLE or capacity < block:
         raise NotImplementedError(f"{capacity=} is not supported; the kernel takes multiples of {CAPACITY_MULTIPLE} from {block=} on")
     for name, x in (("k_prefix", k_prefix), ("v_prefix", v_prefix)):
-        check(name, x, (batch, capacity, kv_heads, head_dim), qkv.dtype)
+        check(name, x, (layers, batch, capacity, kv_heads, head_dim), qkv.dtype)
     check("prefix", prefix, (batch,), jnp.int32)
     check("causal", causal, (batch,), jnp.bool_)
     context = jnp.full((batch, branches), -1, jnp.int32) if context is None else context
@@ -72,7 +73,7 @@ def branch_attention(
     interpreted = interpreting()
 
     def attention(*refs: Any) -> None:  # the name that profilers show
-        _body(*refs, interpreted=interpreted)
+        _body(*refs, layer=layer, interpreted=interpreted)
 
     return launch(
         attention,
@@ -85,10 +86,10 @@ def branch_attention(
     )
 
 
-def _body(qkv, k_prefix, v_prefix, prefix, causal, context, o, *, interpreted):
+def _body(qkv, k_prefix, v_prefix, prefix, causal, context, o, *, layer, interpreted):
     """One CTA: ROWS rows (head of the group, position) of one branch, all keys."""
     _, _, block, heads, head_dim = o.shape
-    kv_heads = k_prefix.shape[2]
+    kv_heads = k_prefix.shape[3]
     dtype, group, tile_heads = o.dtype, heads // kv_heads, ROWS // block
     slots = 2 if block * head_dim <= 4096 else 1  # so that all warpgroups' keys and values take at most 128 KiB
     quarter = head_dim // WARPGROUPS
@@ -106,7 +107,7 @@ def _body(qkv, k_prefix, v_prefix, prefix, causal, context, o, *, interpreted):
 
         @pl.when(segment < cached)
         def _():
-            plgpu.copy_gmem_to_smem(cache.at[b, pl.ds(segment * block, block), kv_head], smem.at[slot], ready.at[slot])
+            plgpu.copy_gmem_to_smem(cache.at[layer, b, pl.ds(segment * block, block), kv_head], smem.at[slot], ready.at[slot])
 
         @pl.when((segment >= cached) & (segment < total))
         def _():

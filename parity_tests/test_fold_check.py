@@ -10,7 +10,7 @@ import pytest
 import slow_fold
 import specfold_jax as sf
 from specfold_jax import fold as folding
-from specfold_jax.model import Branches, Checked, check
+from specfold_jax.model import Branches, Cache, Checked, check
 
 BATCH, BLOCK, PREFIX, CAPACITY = 2, 8, 6, 9
 INF = float("inf")
@@ -34,7 +34,7 @@ def cache_of(model, seed: int = 3):
         pair[:, :, PREFIX:] = 1e3
         pair[:, 1, PREFIX - 2 :] = 1e3
         cache.append((jnp.asarray(pair[0]), jnp.asarray(pair[1])))
-    return tuple(cache)
+    return Cache.of(cache)
 
 
 def branches_of(model, context: bool = False) -> Branches:
@@ -75,7 +75,7 @@ def against_slow(checkpoint, fold, context=False) -> None:
     for row in range(BATCH):
         start, valid, parent = int(branches.start[row]), branches.valid[row], branches.parent[row]
         behind = branches.context[row] if context else np.full(7, -1)
-        prefix = [(k[row, :start], v[row, :start]) for k, v in cache]
+        prefix = [(k[row, :start], v[row, :start]) for k, v in zip(*cache, strict=True)]
         want = slow_fold.check(wide, branches.tokens[row], valid, parent, start, prefix, branches.causal[row], behind, model, fold)
         assert want.closest > 1e-3  # else float32 may decide otherwise, and the comparison says nothing
         np.testing.assert_allclose(out.hidden[row][valid], want.hidden[valid], rtol=0, atol=1e-4)
@@ -111,7 +111,7 @@ def test_a_next_block_sees_its_context_as_if_it_were_committed(name, checkpoints
         lambda old, new: jnp.stack(
             [jnp.concatenate([old[row, :start], new[row, 3], jnp.zeros((2, *old.shape[2:]))])[:14] for row, start in ((0, 6), (1, 4))]
         ),
-        cache_of(model),
+        tuple(zip(*cache_of(model), strict=True)),
         ahead.kv,
     )
     branches = branches_of(model, True)
@@ -119,7 +119,7 @@ def test_a_next_block_sees_its_context_as_if_it_were_committed(name, checkpoints
     later = branches._replace(
         start=start, context=None, tokens=branches.tokens[:, 6:], valid=branches.valid[:, :1], parent=branches.parent[:, :1]
     )
-    committed = checked(params, later, cache, start, model, None)
+    committed = checked(params, later, Cache.of(cache), start, model, None)
     np.testing.assert_allclose(ahead.hidden[:, 6], committed.hidden[:, 0], rtol=0, atol=2e-5)
     for got, want in zip(jax.tree.leaves(ahead.kv), jax.tree.leaves(committed.kv), strict=True):
         np.testing.assert_allclose(got[:, 6], want[:, 0], rtol=0, atol=2e-5)

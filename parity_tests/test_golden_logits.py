@@ -97,10 +97,10 @@ def test_a_prefix_and_blocks_on_its_cache(name, prefix, block, checkpoints):
     start, pattern = full.shape[1] - block, "causal" if model.commit == "causal" else "block"
     hidden, cache = prefilled(params, full[:, :start], model, pattern, block)
     close(head(params, hidden), golden[f"{prefix}prefill_logits"])
-    keys_and_values(cache, golden[f"{prefix}prefill_kv"])
+    keys_and_values(zip(*cache, strict=True), golden[f"{prefix}prefill_kv"])
 
     junk = 5  # capacity beyond the prefix holds what must not be seen
-    cache = jax.tree.map(lambda x: np.pad(np.repeat(x, 2, axis=0), ((0, 0), (0, junk), (0, 0), (0, 0)), constant_values=1e3), cache)
+    cache = jax.tree.map(lambda x: np.pad(np.repeat(x, 2, axis=1), ((0, 0), (0, 0), (0, junk), (0, 0), (0, 0)), constant_values=1e3), cache)
     canvas, commit = full[:, start:], clean[:, start:]
     branches = Branches(
         tokens=jnp.asarray(np.stack([[canvas[0], commit[0]], [commit[0], commit[0]]])),

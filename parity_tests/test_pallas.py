@@ -22,7 +22,7 @@ from kernels_pallas.tiles import DEPTH, ROWS, SHARED_BYTES, Tile, pair_tile, pro
 from pallas_ops import on_kernels
 from specfold_jax import model as xla
 from specfold_jax.checkpoint import shapes
-from specfold_jax.model import Branches
+from specfold_jax.model import Branches, Cache
 from test_matrix import NAMED
 
 MODEL = replace(
@@ -74,7 +74,7 @@ def test_a_check_is_the_reference(fold, context):
     like = replace(MODEL, qk_norm=True, dim=192)  # no multiple of 128
     params, where = parameters(like), branches(like, context)
     rng = np.random.default_rng(2)
-    cache = (tuple(jnp.asarray(rng.normal(size=(2, 48, 1, 64)), jnp.bfloat16) for _ in range(2)),)
+    cache = Cache(*(jnp.asarray(rng.normal(size=(1, 2, 48, 1, 64)), jnp.bfloat16) for _ in range(2)))
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), (params, cache))
     want = jax.jit(lambda params, cache: xla.check(params, where, cache, where.start, like, fold))(*wide)
     with on_kernels(races=False):
@@ -142,17 +142,17 @@ def test_products_have_the_same_bits_whatever_rows_and_tiles_share_them(function
 def test_a_block_has_the_same_bits_from_the_cache_and_from_this_call():
     """What makes a commit that is shared with the next block's first check lossless; and branches do not touch each other."""
     rng = np.random.default_rng(5)
-    qkv, *cache = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((1, 3, 16, 6, 64), (1, 80, 1, 64), (1, 80, 1, 64)))
+    qkv, *cache = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((1, 3, 16, 6, 64), *[(2, 1, 80, 1, 64)] * 2))
     causal = jnp.zeros(1, bool)
 
     def attend(qkv: jax.Array, cache: list, prefix: int, context: list[int] | None) -> jax.Array:
         behind = None if context is None else jnp.asarray([context], jnp.int32)
-        return jax.jit(branch_attention, static_argnums=6)(qkv, *cache, jnp.asarray([prefix], jnp.int32), causal, behind, 4)
+        return jax.jit(branch_attention, static_argnums=(3, 7))(qkv, *cache, 1, jnp.asarray([prefix], jnp.int32), causal, behind, 4)
 
     with on_kernels():
         for prefix in (0, 48):
             ahead = attend(qkv, cache, prefix, [-1, 0, -1])
-            stored = [x.at[:, prefix : prefix + 16].set(qkv[:, 0, :, 4 + n : 5 + n]) for n, x in enumerate(cache)]
+            stored = [x.at[1, :, prefix : prefix + 16].set(qkv[:, 0, :, 4 + n : 5 + n]) for n, x in enumerate(cache)]
             later = attend(qkv[:, 1:2], stored, prefix + 16, None)
             np.testing.assert_array_equal(bits(ahead[:, 1]), bits(later[:, 0]))
 

@@ -99,7 +99,7 @@ def compare_checks(checkpoint, fold, context: bool, pack: bool = True) -> tuple[
     replay = Replay()
     replay.wanted = iter(gates)
     with mock.patch.object(torch_fold, "gate", replay):
-        pairs = tuple((tensor(k), tensor(v)) for k, v in cache)
+        pairs = tuple((tensor(k), tensor(v)) for k, v in zip(*cache, strict=True))
         got = check(twin(checkpoint), ours, pairs, ours.start, checkpoint.model, fold, pack)
     valid = np.asarray(branches.valid)
     assert next(replay.wanted, None) is None
@@ -139,7 +139,7 @@ def test_packing_changes_no_value(fast):
 
 def test_a_swapped_source_is_seen(fast):
     """A folded position that inherits from another branch than its own source gives other states."""
-    branches, cache = branches_of(fast.model), tuple((tensor(k), tensor(v)) for k, v in cache_of(fast.model))
+    branches, cache = branches_of(fast.model), tuple((tensor(k), tensor(v)) for k, v in zip(*cache_of(fast.model), strict=True))
     ours = Branches(*(None if x is None else tensor(x) for x in branches))
     arguments = (twin(fast), ours, cache, ours.start, fast.model, sf.FoldConfig(tau=0.3))
     plain = torch_fold.gate
@@ -159,7 +159,7 @@ def test_bfloat16(checkpoint):
     half = torch_model.cast(twin(checkpoint), torch.bfloat16)
     branches, cache = branches_of(checkpoint.model), cache_of(checkpoint.model)
     ours = Branches(*(None if x is None else tensor(x) for x in branches))
-    narrow = tuple((tensor(k).bfloat16(), tensor(v).bfloat16()) for k, v in cache)
+    narrow = tuple((tensor(k).bfloat16(), tensor(v).bfloat16()) for k, v in zip(*cache, strict=True))
     wide = tuple((k.float(), v.float()) for k, v in narrow)
     want = check(twin(checkpoint._replace(params=rounded)), ours, wide, ours.start, checkpoint.model).hidden[ours.valid]
     for fold in (None, sf.FoldConfig(tau=0.0)):

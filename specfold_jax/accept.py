@@ -86,4 +86,6 @@ def accept(
     zeros = jnp.zeros_like(row.start)
     never = jnp.zeros(zeros.shape, bool)
     start = Chain(row, zeros, zeros, zeros, zeros, zeros - 1, row.canvas, never, never, never, row.phase != DONE)
+    if branches.valid.shape[1] == 1:  # nothing to go on with
+        return body(start)
     return lax.while_loop(lambda chain: jnp.any(chain.running), body, start)

@@ -17,9 +17,9 @@ from specfold_jax.distribution import Distributions
 from specfold_jax.draft import nothing_known
 from specfold_jax.graph import DraftGraph
 from specfold_jax.implementations import check
-from specfold_jax.model import Branches, Checked, Params
+from specfold_jax.model import Branches, Cache, Params
 from specfold_jax.row import COMMIT, DENOISE, DONE, Row, where_row
-from specfold_jax.state import Decoded, DecodeState, Stats, begin, finish, pick, unfinished, write
+from specfold_jax.state import COUNTED, Decoded, DecodeState, begin, finish, pick, unfinished, write
 from specfold_jax.validate import row_status, validate
 
 
@@ -27,7 +27,7 @@ def decode_step(
     state: DecodeState, params: Params, model: ModelConfig, decode: DecodeConfig, graph: DraftGraph, fold: FoldConfig | None = None
 ) -> DecodeState:
     """One iteration: one forward pass for all rows, with whatever it allows each of them to reveal, accept and commit."""
-    row, stats = state.row, state.stats
+    row = state.row
     branches = lay_out(state, graph, model, decode)
     checked = check(params, branches, state.cache, row.start, model, decode, fold)
     seen = Distributions(params, branches, checked, row, model, decode, graph)
@@ -35,7 +35,8 @@ def decode_step(
 
     kept = jnp.maximum(chain.commit, 0)
     # Entries from `start` on do not count until the block is committed, so writing them early needs no condition.
-    cache = jax.tree.map(lambda old, new: write(old, pick(new, kept), row.start), state.cache, checked.kv)
+    new = Cache.of(jax.tree.map(lambda x: pick(x, kept), checked.kv))
+    cache = jax.tree.map(lambda old, new: jax.vmap(write, (0, 0, None))(old, new, row.start), state.cache, new)
     left_behind = jnp.where(chain.commit[:, None] >= 0, chain.finished, chain.row.canvas)
     known, following = state.known, state.following
     if graph.width:
@@ -49,15 +50,16 @@ def decode_step(
         cache=cache,
         known=known,
         following=following,
-        stats=_count(stats, row, branches, checked, chain),
+        counts=state.counts + _counts(row, branches, chain),
+        computed_rows=state.computed_rows + checked.computed_rows,
     )
 
 
-def _count(stats: Stats, row: Row, branches: Branches, checked: Checked, chain: Chain) -> Stats:
-    """The statistics after one check."""
+def _counts(row: Row, branches: Branches, chain: Chain) -> Int[Array, "batch counted"]:
+    """What one check adds to the statistics."""
     block = row.canvas.shape[1]
     drafted = jnp.sum(branches.drafts(), axis=1, dtype=jnp.int32)
-    new = {
+    counts = {
         "nfe": row.phase != DONE,
         "checks": row.phase == DENOISE,
         "commits": row.phase == COMMIT,
@@ -68,10 +70,9 @@ def _count(stats: Stats, row: Row, branches: Branches, checked: Checked, chain: 
         "saved_commits": chain.commit > 0,
         "shared": chain.crossed,
         "guard_stops": chain.guarded,
-        "computed_rows": checked.computed_rows,
         "total_rows": drafted * block,
     }
-    return stats.replace(**{name: getattr(stats, name) + value.astype(jnp.int32) for name, value in new.items()})
+    return jnp.stack([counts.get(name, jnp.zeros_like(drafted)).astype(jnp.int32) for name in COUNTED], axis=1)
 
 
 def _decode(

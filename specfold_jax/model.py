@@ -4,8 +4,8 @@ Parameters: {"embed": [vocab, dim], "layers": [{"attn_norm", "qkv", "qkv_bias"?,
 "down"}], "norm": [dim], "head": [vocab, dim] unless tied}.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,18 @@ from specfold_jax.ops import Segment, attention, linear, query_scale, rms_norm, 
 
 Params = dict[str, Any]
 KeyValue = tuple[Array, Array]
-Cache = tuple[KeyValue, ...]
-"""Keys and values per layer, each [batch, capacity, kv_heads, head_dim]."""
+
+
+class Cache(NamedTuple):
+    """Keys and values of all layers in one array each, so that one operation writes a block."""
+
+    key: Float[Array, "layers batch capacity kv_heads head_dim"]
+    value: Float[Array, "layers batch capacity kv_heads head_dim"]
+
+    @classmethod
+    def of(cls, pairs: Sequence[KeyValue]) -> Self:
+        """Layer by layer given pairs, put together."""
+        return cls(*(jnp.stack(side) for side in zip(*pairs, strict=True)))
 
 
 class Branches(NamedTuple):
@@ -135,13 +145,13 @@ def trunk(
 
 
 def _trunk(params: Params, tokens: Array, positions: Array, model: ModelConfig, attend: Callable[..., Array]) -> tuple[Array, Cache]:
-    x, cache = embed(params, tokens), []
+    x, pairs = embed(params, tokens), []
     for layer in params["layers"]:
         q, k, v = attention_inputs(layer, x, positions, model)
         x = x + linear(merge_heads(attend(q, k, v)), layer["o"])
         x = x + feed_forward(layer, x, model)
-        cache.append((k, v))
-    return rms_norm(x, params["norm"], model.norm_eps), tuple(cache)
+        pairs.append((k, v))
+    return rms_norm(x, params["norm"], model.norm_eps), Cache.of(pairs)
 
 
 def sequence_mask(length: int, pattern: Attention, block_size: int) -> Bool[Array, "query key"]:
@@ -198,7 +208,7 @@ def check(
     Each branch attends to the `prefix[b]` first entries of the cache and to its own block only (and its context's). Nothing is
     written to the cache.
     """
-    tokens, capacity = branches.tokens, cache[0][0].shape[1]
+    tokens, capacity = branches.tokens, cache.key.shape[2]
     block = tokens.shape[2]
     within = jnp.arange(block, dtype=jnp.int32)
     positions = branches.starts()[..., None] + within
@@ -207,7 +217,7 @@ def check(
     seen = (jnp.arange(capacity) < prefix[:, None])[:, None, None]  # [batch, 1, 1, key]
     inside = ~branches.causal[:, None, None, None] | (within[:, None] >= within)
 
-    def attend(q: Array, k: Array, v: Array, layer_cache: KeyValue) -> Array:
+    def attend(q: Array, k: Array, v: Array, layer_cache: Sequence[Array]) -> Array:
         segments = [Segment(*layer_cache, seen)]
         if branches.context is not None:
             k_context, v_context = (jnp.take_along_axis(x, jnp.maximum(branches.context, 0)[..., None, None, None], axis=1) for x in (k, v))
@@ -216,7 +226,7 @@ def check(
 
     x, kv, counts = embed(params, tokens), [], []
     complete = jnp.broadcast_to(branches.valid, tokens.shape[:2])
-    for layer, layer_cache in zip(params["layers"], cache, strict=True):
+    for layer, *layer_cache in zip(params["layers"], *cache, strict=True):
         first = rows.before_attention(x)
         q, k, v = rows.apply(lambda x, p, layer=layer: attention_inputs(layer, x, p, model), first, x, positions)
         k, v = rows.inherit(k, first), rows.inherit(v, first)

@@ -43,17 +43,27 @@ class Stats(struct.PyTreeNode):
     status: Array
 
 
+COUNTED = tuple(name for name in Stats.__dataclass_fields__ if name != "computed_rows")
+"""The statistics that are one number a row."""
+
+
 class DecodeState(struct.PyTreeNode):
     """`row`: where each row stands; its `start` is also the number of cache entries that count. `tokens` [batch, span]: prompt and
     finished blocks; `cache`: keys and values of capacity span; `known`: the distribution drafts are made from; `following`: the token
-    that distribution draws for the next block's start."""
+    that distribution draws for the next block's start; `counts`: `COUNTED`, in one array so that one operation adds to all."""
 
     row: Row
     tokens: Int[Array, "batch span"]
     cache: Cache
     known: Known
     following: Int[Array, " batch"]
-    stats: Stats
+    counts: Int[Array, "batch counted"]
+    computed_rows: Int[Array, "batch layers 2"]
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted so far."""
+        return Stats(**dict(zip(COUNTED, self.counts.T, strict=True)), computed_rows=self.computed_rows)
 
 
 class Decoded(NamedTuple):
@@ -94,7 +104,7 @@ def begin(
     hidden, cache = prefill(params, inside, model, "causal" if model.commit == "causal" else "block", block)
     tokens = jnp.pad(inside, ((0, 0), (0, span - capacity)), constant_values=model.mask_id)
     room = -(-span // 8) * 8 - capacity  # kernels copy eight keys at a time
-    cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, room), (0, 0), (0, 0))), cache)
+    cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))), cache)
     zeros = jnp.zeros(batch, jnp.int32)
     row = Row(
         start=start,
@@ -111,18 +121,15 @@ def begin(
         drawn = reveal.rank(logits(params, last), row.seed, start, zeros, jnp.asarray(decode.temperature), model.mask_id, 1).tokens[:, 0]
         row = row.replace(canvas=row.canvas.at[:, 0].set(jnp.where(start == sane, drawn, row.canvas[:, 0])))
     over = ends(row, model, decode) if model.stop_rule == "reveal" else jnp.zeros(batch, bool)
-    counts = {name: zeros for name in Stats.__dataclass_fields__} | {
-        "prefills": (start > 0).astype(jnp.int32),
-        "computed_rows": jnp.zeros((batch, model.layers, 2), jnp.int32),
-        "status": status,
-    }
+    counts = {"prefills": (start > 0).astype(jnp.int32), "status": status}
     return DecodeState(
         row=row.replace(phase=jnp.where(over | (status != 0), DONE, row.phase)),
         tokens=tokens,
         cache=cache,
         known=nothing_known(batch, block, graph),
         following=zeros,
-        stats=Stats(**counts),
+        counts=jnp.stack([counts.get(name, zeros) for name in COUNTED], axis=1),
+        computed_rows=jnp.zeros((batch, model.layers, 2), jnp.int32),
     )
 
 
