@@ -36,11 +36,12 @@ def check_sizes(block: int, head_dim: int) -> None:
             raise NotImplementedError(f"{name}={size} is not supported by the Pallas kernels, which take {', '.join(map(str, known))}")
 
 
+@partial(jax.jit, static_argnames="heads")
 def branch_attention(
     qkv: Float[Array, "batch branch block all_heads head_dim"],
     k_prefix: Float[Array, "layers batch capacity kv_heads head_dim"],
     v_prefix: Float[Array, "layers batch capacity kv_heads head_dim"],
-    layer: int,
+    layer: Int[Array, "1"],
     prefix: Int[Array, " batch"],
     causal: Bool[Array, " batch"],
     context: Int[Array, "batch branch"] | None,
@@ -66,6 +67,7 @@ def branch_attention(
         raise NotImplementedError(f"{capacity=} is not supported; the kernel takes multiples of {CAPACITY_MULTIPLE} from {block=} on")
     for name, x in (("k_prefix", k_prefix), ("v_prefix", v_prefix)):
         check(name, x, (layers, batch, capacity, kv_heads, head_dim), qkv.dtype)
+    check("layer", layer, (1,), jnp.int32)
     check("prefix", prefix, (batch,), jnp.int32)
     check("causal", causal, (batch,), jnp.bool_)
     context = jnp.full((batch, branches), -1, jnp.int32) if context is None else context
@@ -73,20 +75,20 @@ def branch_attention(
     interpreted = interpreting()
 
     def attention(*refs: Any) -> None:  # the name that profilers show
-        _body(*refs, layer=layer, interpreted=interpreted)
+        _body(*refs, interpreted=interpreted)
 
     return launch(
         attention,
         jax.ShapeDtypeStruct((batch, branches, block, heads, head_dim), qkv.dtype),
         # programs that read the same head of a prefix run next to each other
         {"batch": batch, "kv_head": kv_heads, "branch": branches, "tile": pl.cdiv(heads // kv_heads, ROWS // block)},
-        *(qkv, k_prefix, v_prefix, prefix, causal.astype(jnp.int32), context),
+        *(qkv, k_prefix, v_prefix, layer, prefix, causal.astype(jnp.int32), context),
         warpgroups=WARPGROUPS,
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
 
 
-def _body(qkv, k_prefix, v_prefix, prefix, causal, context, o, *, layer, interpreted):
+def _body(qkv, k_prefix, v_prefix, layer, prefix, causal, context, o, *, interpreted):
     """One CTA: ROWS rows (head of the group, position) of one branch, all keys."""
     _, _, block, heads, head_dim = o.shape
     kv_heads = k_prefix.shape[3]
@@ -107,7 +109,7 @@ def _body(qkv, k_prefix, v_prefix, prefix, causal, context, o, *, layer, interpr
 
         @pl.when(segment < cached)
         def _():
-            plgpu.copy_gmem_to_smem(cache.at[layer, b, pl.ds(segment * block, block), kv_head], smem.at[slot], ready.at[slot])
+            plgpu.copy_gmem_to_smem(cache.at[layer[0], b, pl.ds(segment * block, block), kv_head], smem.at[slot], ready.at[slot])
 
         @pl.when((segment >= cached) & (segment < total))
         def _():

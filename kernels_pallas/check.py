@@ -89,7 +89,7 @@ def check(
     for n, layer in enumerate(params["layers"]):
         first = rows.enter(pending, norm_of(layer["attn_norm"]), rows.flags, gated=whole)
         qkv = _attention_inputs(layer, first, turns, model).reshape(*shape, -1, model.head_dim)
-        o = branch_attention(qkv, *cache, n, prefix, branches.causal, branches.context, model.heads)
+        o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), prefix, branches.causal, branches.context, model.heads)
         if fold is not None and not fold.correction:
             o = take_branch(o, (first.source // shape[2] % shape[1]).reshape(shape))
         sums = linear(o.reshape(rows.number, -1), _pad(layer["o"], 0, width), everyone)

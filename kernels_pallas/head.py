@@ -5,6 +5,7 @@ never hold the best entry and are never subtracted from, so that log-odds do not
 the kernel.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -34,6 +35,7 @@ class Tile(NamedTuple):
     share: int = 96
 
 
+@partial(jax.jit, static_argnames=("mask_id", "ranks", "tile"))
 def head(
     hidden: Float[Array, "rows dim"],
     weight: Float[Array, "vocab dim"],

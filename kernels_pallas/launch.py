@@ -34,7 +34,10 @@ def require_hopper() -> None:
 
 
 def launch(body: Callable[..., None], out: Any, grid: Mapping[str, int], *inputs: jax.Array, warpgroups: int = 1, **options: Any) -> Any:
-    """Runs `body(*input refs, *output refs)` once per point of the grid, whose last axis is the fastest."""
+    """Runs `body(*input refs, *output refs)` once per point of the grid, whose last axis is the fastest.
+
+    Callers are jitted functions: a model's layers then share one lowering and one compiled kernel.
+    """
     threads = {"num_threads": warpgroups, "thread_name": THREAD} if warpgroups > 1 else {}
     kernel = plgpu.kernel(body, out_type=out, grid=tuple(grid.values()), grid_names=tuple(grid), **threads, **options)
     return kernel(*inputs)

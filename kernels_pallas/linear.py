@@ -22,6 +22,7 @@ from kernels_pallas.tiles import DEPTH, ROWS, Tile, pair_tile, product_tile
 MEMORY_REGISTERS = 40
 
 
+@partial(jax.jit, static_argnames="tile")
 def linear(
     x: Float[Array, "rows width"], weight: Float[Array, "out in"], count: Int[Array, "1"], tile: Tile | None = None
 ) -> Float[Array, "splits rows out"]:
@@ -34,6 +35,7 @@ def linear(
     return _product(x, weight, count, tile, (weight.shape[0],), lambda total: total, jnp.float32)
 
 
+@partial(jax.jit, static_argnames="tile")
 def silu_pair(
     x: Float[Array, "rows width"], weight: Float[Array, "two_hidden in"], count: Int[Array, "1"], tile: Tile | None = None
 ) -> Float[Array, "rows hidden"]:

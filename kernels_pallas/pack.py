@@ -12,6 +12,7 @@ from kernels_pallas.launch import LANES, check, check_main, launch
 from kernels_pallas.rows import Norm
 
 
+@jax.jit
 def pack(
     x: Float[Array, "rows width"],
     flags: Int[Array, " flags"],

@@ -1,5 +1,6 @@
 """From the sums of the fused projection to queries, keys and values of every row: bias, q/k norm, rotary embedding. One program a row."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ class Turns(NamedTuple):
     query_scale: Array | None
 
 
+@partial(jax.jit, static_argnames=("heads", "kv_heads", "head_dim", "eps", "dtype"))
 def attention_inputs(
     sums: Float[Array, "splits capacity columns"],
     slot: Int[Array, " rows"] | None,

@@ -1,6 +1,8 @@
 """What happens to rows between products: sums are added up and to the residual stream, normed, gated. One program a row."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +44,9 @@ def advance(x_ref: Any, sums_ref: Any, row: Array, slot: Array) -> Array:
     return total.astype(x_ref.dtype)
 
 
-class Norm(NamedTuple):
+@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["eps", "dim"])
+@dataclass(frozen=True)
+class Norm:
     """An RMSNorm (arXiv 1910.07467): `weight` [width], zeros beyond the model's `dim`."""
 
     weight: Float[Array, " width"]
@@ -55,6 +59,7 @@ class Norm(NamedTuple):
         return (wide * lax.rsqrt(jnp.sum(wide * wide) / self.dim + self.eps)).astype(x.dtype) * weight
 
 
+@jax.jit
 def norm(x: Float[Array, "rows width"], norm: Norm) -> Float[Array, "rows width"]:
     """Every row normed."""
     _check(x)
@@ -67,6 +72,7 @@ def norm(x: Float[Array, "rows width"], norm: Norm) -> Float[Array, "rows width"
     return launch(body, jax.ShapeDtypeStruct(x.shape, x.dtype), {"row": x.shape[0]}, x, norm.weight)
 
 
+@jax.jit
 def advance_norm(
     x: Float[Array, "rows width"], sums: Float[Array, "splits capacity width"], slot: Int[Array, " rows"] | None, norm: Norm
 ) -> tuple[Float[Array, "rows width"], Float[Array, "rows width"]]:
@@ -84,6 +90,7 @@ def advance_norm(
     return launch(body, (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2, {"row": x.shape[0]}, x, sums, norm.weight, *slots)
 
 
+@jax.jit
 def gate(
     x: Float[Array, "rows width"],
     sums: Float[Array, "splits capacity width"] | None,

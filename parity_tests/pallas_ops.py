@@ -73,7 +73,7 @@ def _branch_attention(
 ) -> dict[str, Any]:
     dense = jnp.concatenate([take_branch(x, source) for x in (q, k, v)], axis=3)
     k_cache, v_cache = (_wide(x, 1, 8)[None] for x in (k_prefix, v_prefix))
-    return {"o": branch_attention(dense, k_cache, v_cache, 0, prefix, causal, context, q.shape[3])}
+    return {"o": branch_attention(dense, k_cache, v_cache, jnp.zeros(1, jnp.int32), prefix, causal, context, q.shape[3])}
 
 
 def _added(x: jax.Array, sums: jax.Array, slot: jax.Array | None = None) -> jax.Array:

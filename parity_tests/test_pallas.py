@@ -130,7 +130,7 @@ def test_products_have_the_same_bits_whatever_rows_and_tiles_share_them(function
     usual = product_tile(80, 256, 136) if function is linear else pair_tile(40, 136)
 
     def call(rows: int, count: int, tile: Tile | None = None) -> np.ndarray:
-        out = jax.jit(function, static_argnames="tile")(x[:rows], weight, jnp.asarray([count], jnp.int32), tile=tile)
+        out = function(x[:rows], weight, jnp.asarray([count], jnp.int32), tile=tile)
         return np.asarray(out.astype(jnp.float32))[..., : min(rows, count), :]
 
     with on_kernels():
@@ -147,7 +147,7 @@ def test_a_block_has_the_same_bits_from_the_cache_and_from_this_call():
 
     def attend(qkv: jax.Array, cache: list, prefix: int, context: list[int] | None) -> jax.Array:
         behind = None if context is None else jnp.asarray([context], jnp.int32)
-        return jax.jit(branch_attention, static_argnums=(3, 7))(qkv, *cache, 1, jnp.asarray([prefix], jnp.int32), causal, behind, 4)
+        return branch_attention(qkv, *cache, jnp.ones(1, jnp.int32), jnp.asarray([prefix], jnp.int32), causal, behind, 4)
 
     with on_kernels():
         for prefix in (0, 48):
