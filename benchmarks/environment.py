@@ -24,10 +24,10 @@ def commit() -> str:
         return "unknown"
 
 
-def fingerprint() -> str:
-    """A short hash of the package's Python files: tells code apart where the commit cannot."""
+def fingerprint(*folders: str) -> str:
+    """A short hash of the Python files in folders, by default the package's: tells code apart where the commit cannot."""
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "specfold_jax").rglob("*.py")):
+    for path in sorted(path for folder in folders or ("specfold_jax",) for path in (ROOT / folder).rglob("*.py")):
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 

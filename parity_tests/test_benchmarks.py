@@ -5,16 +5,21 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from absl import flags
+import torch
+from absl import app, flags
 
-from benchmarks import environment, methods
+from benchmarks import environment, methods, op_cases, op_kernels, ops, plots
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.grid import PRESETS, Group, Setting
 from benchmarks.tables import NOT_YET, TABLES, render
+from close import TOLERANCE
+from devices import DEVICE  # noqa: F401  (sets what Triton reads once)
+from pallas_ops import on_kernels
 from specfold_jax import files
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -142,3 +147,123 @@ def test_flags():
     for groups in PRESETS.values():
         settings = [setting for group in groups for setting in group.settings()]
         assert all(Setting(**json.loads(json.dumps(asdict(setting)))) == setting for setting in settings)
+
+
+@pytest.fixture
+def op_flags(tmp_path, monkeypatch) -> Callable[..., Path]:
+    """Sets the flags of `benchmarks.ops` for a few small operations; returns where results go."""
+    for module in (environment, ops):  # files may change while tests run
+        monkeypatch.setattr(module, "fingerprint", lambda *folders: "code")
+
+    def given(*more: str) -> Path:
+        path = tmp_path / "ops.json"
+        small = (
+            "--shapes=toy",
+            "--rows=64,96:40",
+            "--impls=xla",
+            "--ops=o,gate",
+            "--prefix=40",
+            "--repetitions=2",
+            "--links=2",
+            "--copies=2",
+        )
+        ops.FLAGS(["ops", f"--out={path}", "--commit=abc", *small, *more])
+        return path
+
+    return given
+
+
+def test_floors_of_operations():
+    """Those of the feasibility study at 32 rows, microseconds; and a product that multiplying limits."""
+    found = {op: 1e6 * op_cases.floor(op_cases.Case(op, op_cases.OP_SHAPES["1.5b"], 32, 32, 512)) for op in op_cases.OPS}
+    for op, want in {"qkv": 1.5, "o": 1.1, "gate_up": 13.0, "down": 6.6, "head": 108.6}.items():
+        assert found[op] == pytest.approx(want, rel=0.05)
+    assert found["gate"] == pytest.approx(1e6 * 3 * 32 * 1536 * 2 / 4.3e12)
+    large = op_cases.Case("head", op_cases.OP_SHAPES["7b"], 1024, 1024, 512)
+    assert op_cases.floor(large) == op_cases.floors(large)[1] == pytest.approx(2 * 1024 * 3584 * 152064 / 770e12)
+    few = op_cases.Case("down", op_cases.OP_SHAPES["7b"], 1024, 80, 512)
+    assert op_cases.floor(few) == op_cases.floor(few._replace(rows=80)) < op_cases.floor(few._replace(count=1024))
+
+
+def test_operations_are_bounded_as_in_the_parity_matrix():
+    same = {"qkv": "packed_linear", "o": "packed_linear", "down": "packed_linear", "gate_up": "packed_silu_pair", "head": "head"}
+    same |= {"attention": "branch_attention", "attention_inputs": "packed_qkv", "norm_qkv": "packed_qkv"}
+    same |= {"norm_gate_up": "packed_silu_pair", "gate": "add_inherited", "pack": "add_inherited", "advance_norm": "add_inherited"}
+    assert {op: TOLERANCE[name][torch.bfloat16] for op, name in same.items()} == op_cases.TOLERANCE
+
+
+@pytest.mark.parametrize("op", op_cases.OPS)
+def test_every_implementation_of_an_operation_is_right_where_it_is_timed(op):
+    case = op_cases.Case(op, op_cases.OP_SHAPES["toy"], *((96, 40) if op in op_cases.PACKED else (64, 64)), 40)
+    arrays = op_cases.inputs(case)
+    want = op_kernels.reference(case, arrays)
+    for impl, functions in op_kernels.IMPLEMENTATIONS.items():
+        if op in functions:
+            with on_kernels(races=False):
+                got = ops.outputs(case, impl, functions[op], arrays)
+            assert got, impl
+            found = op_cases.errors(case, got, want)
+            assert all(error <= op_cases.allowed(op, name, want[name]) for name, error in found.items()), (impl, found)
+
+
+def test_operations_are_timed_and_taken_up_again(op_flags, monkeypatch):
+    path = op_flags()
+    assert ops.main() == 0
+    results = json.loads(path.read_text())["results"]
+    assert [(r["setting"]["op"], r["setting"]["rows"], r["setting"]["count"]) for r in results] == [
+        ("o", 64, 64),
+        ("gate", 64, 64),
+        ("o", 96, 40),
+    ]
+    for result in results:
+        assert result["measured"]["over_xla"] == 1
+        assert result["measured"]["repetitions"] == 2
+        assert result["measured"]["links"] == 2
+    monkeypatch.setattr(ops, "measure", None)  # nothing is left to do
+    assert ops.main() == 0
+    op_flags("--repetitions=3")
+    with pytest.raises(ValueError, match="another timing"):
+        ops.main()
+    for wrong in ("--rows=40", "--rows=64:65", "--rows=64:", "--ops=x", "--shapes=x", "--impls=x"):
+        op_flags(wrong)
+        with pytest.raises(app.UsageError, match=wrong.partition("=")[0]):
+            ops.main()
+
+
+def test_wrong_operations_are_not_timed(op_flags, monkeypatch):
+    right = dict(op_kernels.XLA)
+
+    def halved(case, x, weight, computed):
+        return {"y": right["o"](case, x, weight, computed)["y"] / 2}
+
+    def broken(case, x):
+        raise RuntimeError("out of [red]")
+
+    monkeypatch.setitem(ops.IMPLEMENTATIONS, "xla", right | {"o": halved, "gate": broken})
+    path = op_flags("--rows=64")
+    assert ops.main() == 1
+    refused, failed = (result["measured"] for result in json.loads(path.read_text())["results"])
+    assert refused["refused"]["y"] == pytest.approx(0.5, rel=0.01)
+    assert failed == {"failed": "RuntimeError: out of [red]"}
+    monkeypatch.setitem(ops.IMPLEMENTATIONS, "xla", right)
+    assert ops.main() == 1  # what failed is measured again, what was refused is not
+    refused, measured = (result["measured"] for result in json.loads(path.read_text())["results"])
+    assert "refused" in refused
+    assert measured["repetitions"] == 2
+
+
+def test_pictures_of_operations(tmp_path):
+    results = []
+    for op, impl, rows, count in [
+        ("o", "xla", 64, 64),
+        ("o", "xla", 288, 288),
+        ("o", "pallas", 64, 64),
+        ("o", "xla", 288, 80),
+        ("pack", "triton", 64, 64),
+    ]:
+        setting = {"shape": "7b", "op": op, "impl": impl, "rows": rows, "count": count, "prefix": 512}
+        results.append({"setting": setting, "measured": {"median_us": 9.0, "low_us": 8.0, "high_us": 11.0}})
+    results.append({"setting": results[0]["setting"] | {"shape": "1.5b"}, "measured": {"unsupported": "no"}})
+    (path,) = plots.draw_ops({"environment": {"device": "made up", "commit": "abc"}, "results": results}, tmp_path)
+    assert path.name == "ops-7b.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
