@@ -48,9 +48,10 @@ SHAPES: dict[str, Shape | None] = {
     "1.5b": Shape(28, 1536, 12, 2, 128, 8960, 151936),
     "3b": Shape(36, 2048, 16, 2, 128, 11008, 151936),
     "7b": Shape(28, 3584, 28, 4, 128, 18944, 152064),
+    "8b": Shape(34, 4096, 32, 8, 128, 14336, 131072),
     "14b": Shape(40, 5120, 32, 8, 128, 16384, 131072),
 }
-"""Qwen2.5's sizes (Fast-dLLM v2 1.5B and 7B), and Nemotron-Labs-Diffusion's 14B. None: the model as it is."""
+"""Qwen2.5's sizes (Fast-dLLM v2 1.5B and 7B), and Nemotron-Labs-Diffusion's 8B and 14B. None: the model as it is."""
 
 
 class _Places(NamedTuple):

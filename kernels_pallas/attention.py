@@ -8,7 +8,6 @@ same whether a block is read from the cache or from this call (decisions.md 11),
 
 import math
 from functools import partial, reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,13 +71,9 @@ def branch_attention(
     check("causal", causal, (batch,), jnp.bool_)
     context = jnp.full((batch, branches), -1, jnp.int32) if context is None else context
     check("context", context, (batch, branches), jnp.int32)
-    interpreted = interpreting()
-
-    def attention(*refs: Any) -> None:  # the name that profilers show
-        _body(*refs, interpreted=interpreted)
-
     return launch(
-        attention,
+        "attention",
+        partial(_body, interpreted=interpreting()),
         jax.ShapeDtypeStruct((batch, branches, block, heads, head_dim), qkv.dtype),
         # programs that read the same head of a prefix run next to each other
         {"batch": batch, "kv_head": kv_heads, "branch": branches, "tile": pl.cdiv(heads // kv_heads, ROWS // block)},

@@ -160,7 +160,7 @@ def _logits(hidden, weight, seed, position, step, temperature, count, vocab, mas
 
     out = [jax.ShapeDtypeStruct((rows, n * width), dtype) for n, dtype in ((kept, jnp.float32), (kept, jnp.int32), (3, jnp.float32))]
     grid = {"column": pl.cdiv(vocab, tile.columns), "row": rows // ROWS}  # tiles that share columns of the weight run together
-    return launch(body, out, grid, hidden, weight, seed, position, step, temperature, count)
+    return launch("head", body, out, grid, hidden, weight, seed, position, step, temperature, count)
 
 
 def _merge(score, token, rest, count, rows: int, vocab: int, ranks: int, share: int, shares: int):
@@ -201,4 +201,4 @@ def _merge(score, token, rest, count, rows: int, vocab: int, ranks: int, share: 
             odds[row] = jnp.sum(jnp.where(won, chosen, 0.0)) - (top + jnp.log(total))
 
     out = jax.ShapeDtypeStruct((rows, ranks), jnp.int32), *[jax.ShapeDtypeStruct((rows,), jnp.float32)] * 2
-    return tuple(launch(body, out, {"row": rows}, score, token, rest, count))
+    return tuple(launch("merge", body, out, {"row": rows}, score, token, rest, count))

@@ -33,13 +33,15 @@ def require_hopper() -> None:
         raise NotImplementedError(f"impl='pallas' needs a Hopper GPU (compute capability 9.0), not {found}; use impl='xla'")
 
 
-def launch(body: Callable[..., None], out: Any, grid: Mapping[str, int], *inputs: jax.Array, warpgroups: int = 1, **options: Any) -> Any:
-    """Runs `body(*input refs, *output refs)` once per point of the grid, whose last axis is the fastest.
+def launch(
+    name: str, body: Callable[..., None], out: Any, grid: Mapping[str, int], *inputs: jax.Array, warpgroups: int = 1, **options: Any
+) -> Any:
+    """Runs `body(*input refs, *output refs)` once per point of the grid, whose last axis is the fastest. Profilers show the name.
 
     Callers are jitted functions: a model's layers then share one lowering and one compiled kernel.
     """
     threads = {"num_threads": warpgroups, "thread_name": THREAD} if warpgroups > 1 else {}
-    kernel = plgpu.kernel(body, out_type=out, grid=tuple(grid.values()), grid_names=tuple(grid), **threads, **options)
+    kernel = plgpu.kernel(body, out_type=out, grid=tuple(grid.values()), grid_names=tuple(grid), kernel_name=name, **threads, **options)
     return kernel(*inputs)
 
 

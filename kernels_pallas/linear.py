@@ -32,7 +32,7 @@ def linear(
     """
     _check(x, weight, count, parts=1)
     tile = tile or product_tile(*weight.shape, x.shape[0])
-    return _product(x, weight, count, tile, (weight.shape[0],), lambda total: total, jnp.float32)
+    return _product("linear", x, weight, count, tile, (weight.shape[0],), lambda total: total, jnp.float32)
 
 
 @partial(jax.jit, static_argnames="tile")
@@ -48,7 +48,7 @@ def silu_pair(
         wide = gate.astype(dtype).astype(jnp.float32)
         return (wide / (1 + jnp.exp(-wide))).astype(dtype) * up.astype(dtype)
 
-    return _product(x, weight, count, tile, (hidden, hidden), finish, dtype)[0]
+    return _product("silu_pair", x, weight, count, tile, (hidden, hidden), finish, dtype)[0]
 
 
 def _check(x: Array, weight: Array, count: Array, parts: int) -> None:
@@ -62,7 +62,7 @@ def _check(x: Array, weight: Array, count: Array, parts: int) -> None:
 
 
 def _product(
-    x: Array, weight: Array, count: Array, tile: Tile, parts: Sequence[int], finish: Callable[..., Array], dtype: Any
+    name: str, x: Array, weight: Array, count: Array, tile: Tile, parts: Sequence[int], finish: Callable[..., Array], dtype: Any
 ) -> Float[Array, "splits rows columns"]:
     """finish(x @ part.T for the equal parts of the weight's rows), tile by tile."""
     rows, columns = x.shape[0], parts[0]
@@ -116,4 +116,4 @@ def _product(
 
     grid = {"split": tile.splits, "column": -(-columns // tile.columns), "row": -(-rows // height)}
     out = jax.ShapeDtypeStruct((tile.splits, rows, columns), dtype)
-    return launch(body, out, grid, x, weight, count, warpgroups=tile.warpgroups + 1)
+    return launch(name, body, out, grid, x, weight, count, warpgroups=tile.warpgroups + 1)

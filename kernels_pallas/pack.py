@@ -81,4 +81,4 @@ def pack(
         jax.ShapeDtypeStruct((rows,), jnp.int32),
         jax.ShapeDtypeStruct((rows,), jnp.int32),
     )
-    return launch(body, outs, {"row": rows}, x, flags, parent.reshape(-1), norm.weight)
+    return launch("pack", body, outs, {"row": rows}, x, flags, parent.reshape(-1), norm.weight)

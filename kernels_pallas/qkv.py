@@ -102,5 +102,5 @@ def attention_inputs(
             out[row, :, n] = jnp.where(is_value, unturned.astype(dtype), value)
 
     out = jax.ShapeDtypeStruct((rows, every, 2, half), dtype)
-    found = launch(body, out, {"row": rows}, *(array.reshape(view) for array, _, view in given.values()))
+    found = launch("attention_inputs", body, out, {"row": rows}, *(array.reshape(view) for array, _, view in given.values()))
     return found.reshape(rows, every, head_dim)

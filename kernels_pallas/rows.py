@@ -69,7 +69,7 @@ def norm(x: Float[Array, "rows width"], norm: Norm) -> Float[Array, "rows width"
         row = lax.axis_index("row")
         out_ref[row] = norm(x_ref[row], weight_ref[...])
 
-    return launch(body, jax.ShapeDtypeStruct(x.shape, x.dtype), {"row": x.shape[0]}, x, norm.weight)
+    return launch("norm", body, jax.ShapeDtypeStruct(x.shape, x.dtype), {"row": x.shape[0]}, x, norm.weight)
 
 
 @jax.jit
@@ -87,7 +87,7 @@ def advance_norm(
         x_out[row] = advanced = advance(x_ref, sums_ref, row, slot_ref[0][row] if slot_ref else row)
         normed_out[row] = norm(advanced, weight_ref[...])
 
-    return launch(body, (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2, {"row": x.shape[0]}, x, sums, norm.weight, *slots)
+    return launch("advance_norm", body, (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2, {"row": x.shape[0]}, x, sums, norm.weight, *slots)
 
 
 @jax.jit
@@ -141,7 +141,7 @@ def gate(
 
     flags = jax.ShapeDtypeStruct((-(-rows // LANES) * LANES,), jnp.int32)
     outs = (flags,) if sums is None else (jax.ShapeDtypeStruct(x.shape, x.dtype), flags)
-    found = launch(body, outs, {"row": flags.shape[0]}, *(given[name] for name in names))
+    found = launch("gate", body, outs, {"row": flags.shape[0]}, *(given[name] for name in names))
     return (x if sums is None else found[0]), found[-1]
 
 

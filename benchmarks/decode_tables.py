@@ -1,0 +1,115 @@
+"""What `benchmarks.decode` prints: its results in a table, and the ratios within a run that the project's bars are about."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.table import Table
+
+Setting = dict[str, Any]
+Result = dict[str, Any]
+EMBEDDED = "The tiny trained model, embedded function-preservingly in each shape."
+
+
+def kin(setting: Setting) -> dict[str, Any]:
+    """What a setting shares with the vanilla, Spiffy and SpecFold that it is compared with."""
+    return {name: value for name, value in setting.items() if name not in ("method", "tau", "guard")}
+
+
+def title(setting: Setting) -> str:
+    """What a setting is, in words."""
+    match setting["method"], setting["tau"]:
+        case "vanilla", _:
+            return "vanilla"
+        case "spiffy", _:
+            return "Spiffy (control: folding off)"
+        case _, 0.0:
+            return "SpecFold, tau 0 (control: only exact copies folded)"
+        case _, tau:
+            return f"SpecFold, tau {tau:g}"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def line(result: Result) -> str:
+    """A result in a line."""
+    m, one = result["measured"], result["measured"]["one"]
+    step, check, head = (one[part]["median_ms"] for part in ("step", "check", "head"))
+    text = f"{m['tokens_per_second']:,.1f} tokens/s; {m['iterations']} iterations of {m['iteration']['median_ms']:.2f} ms; one of "
+    return text + f"{one['rows']} rows {step:.2f} ms: check {check:.2f}, head {head:.2f}, overhead {one['overhead_ms']:.2f}"
+
+
+def table(results: Sequence[Result]) -> Table:
+    """All results; red where tokens differ that must not."""
+    columns = ("shape", "impl", "batch", "method", "vanilla's tokens", "tokens/s", "ms an iteration", "forwards", "depth", "recompute")
+    single = ("step ms", "check ms (rows)", "head ms", "overhead ms", "kernels ms", "floors ms", "compile s")
+    out = Table(*columns, *single, caption=f"{EMBEDDED} From step ms on: one iteration on the state before the largest check.")
+    for result in results:
+        s, m = result["setting"], result["measured"]
+        mean, one, kernels, compiled = m["iteration"], m["one"], m["one"]["check"]["kernels"], m["compile_seconds"]
+        step, check, floors = one["step"], one["check"], one["floors"]
+        same = f"{m['identical']} of {s['samples']}"
+        out.add_row(
+            *(s["shape"], s["impl"], str(s["batch"]), m["title"], f"[bold red]{same}[/]" if m["broken"] else same),
+            *(_number(m["tokens_per_second"], 1), f"{mean['median_ms']:.2f} ({mean['low_ms']:.2f} to {mean['high_ms']:.2f})"),
+            *(str(m["nfe"]), _number(m["accepted_depth"]), _number(m["recompute_ratio"])),
+            *(f"{step['median_ms']:.2f} ({step['low_ms']:.2f} to {step['high_ms']:.2f})", f"{check['median_ms']:.2f} ({one['rows']})"),
+            *(_number(one["head"]["median_ms"]), _number(one["overhead_ms"]), _number(kernels["all"] if kernels else None)),
+            f"{floors['bytes_floor_ms']:.2f} / {floors['arithmetic_floor_ms']:.2f}",
+            _number(sum(compiled.values()) if compiled else None, 0),
+        )
+    return out
+
+
+def folding_ms(one: dict[str, Any], spiffy: dict[str, Any]) -> float | None:
+    """Milliseconds of a check that folding takes: its kernels gate, pack and inherit, and what attention costs more than Spiffy's.
+
+    None where kernels are not told apart (xla, torch, no GPU). "gate" and "pack" also add and norm, as other kernels do without folding.
+    """
+    groups, off = (part["check"]["kernels"] and part["check"]["kernels"]["groups"] for part in (one, spiffy))
+    if not groups or not off:
+        return None
+    return sum(groups.get(name, 0.0) for name in ("gate", "pack", "inherit")) + groups["attention"] - off["attention"]
+
+
+def ratios(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+    """Of each shape, implementation and batch, and each tau above 0: whole iterations over vanilla's, and shares of an iteration."""
+    found: dict[str, dict[tuple[str, float | None], Result]] = {}
+    for result in results:
+        s = result["setting"]
+        found.setdefault(str(kin(s)), {})[s["method"], s["tau"]] = result
+    for group in found.values():
+        if ("vanilla", None) not in group or ("spiffy", None) not in group:
+            continue
+        vanilla, spiffy = (group[name, None]["measured"]["one"] for name in ("vanilla", "spiffy"))
+        for (method, tau), result in group.items():
+            if method != "specfold" or not tau:
+                continue
+            one, step = result["measured"]["one"], vanilla["step"]["median_ms"]
+            folding, whole = folding_ms(one, spiffy), one["step"]["median_ms"]
+            yield result["setting"] | {
+                "vanilla_ms": step,
+                "vanilla_overhead": vanilla["overhead_ms"] / step,
+                "spiffy_over_vanilla": spiffy["step"]["median_ms"] / step,
+                "spiffy_rows": spiffy["rows"],
+                "specfold_over_vanilla": whole / step,
+                "specfold_over_spiffy": whole / spiffy["step"]["median_ms"],
+                "recompute": sum(one["recompute"]) / 2 if one["recompute"] else None,
+                "overhead": one["overhead_ms"] / whole,
+                "folding": folding / one["check"]["median_ms"] if folding is not None else None,
+            }
+
+
+def bars(results: Sequence[Result]) -> Table:
+    """The ratios, with the bars of one H200 at 1.5B, bfloat16, prefix 512 in the headings."""
+    columns = ("shape", "impl", "batch", "tau", "vanilla step ms (1.55)", "Spiffy / vanilla (1.7, 288 rows)", "rows")
+    rest = ("SpecFold / vanilla (1.25)", "SpecFold / Spiffy (0.55 at batch 8)", "recompute (0.3)", "overhead: vanilla, SpecFold (10 %)")
+    out = Table(*columns, *rest, "folding's share of a check (10 %)", caption=f"{EMBEDDED} Whole iterations on one state of a run.")
+    for r in ratios(results):
+        out.add_row(
+            *(r["shape"], r["impl"], str(r["batch"]), f"{r['tau']:g}", _number(r["vanilla_ms"]), _number(r["spiffy_over_vanilla"])),
+            *(str(r["spiffy_rows"]), _number(r["specfold_over_vanilla"]), _number(r["specfold_over_spiffy"]), _number(r["recompute"])),
+            *(f"{r['vanilla_overhead']:.1%}, {r['overhead']:.1%}", "-" if r["folding"] is None else f"{r['folding']:.1%}"),
+        )
+    return out

@@ -1,0 +1,255 @@
+"""The JAX side of `benchmarks.decode`: whole decodes from one jit, and the parts of an iteration in loops on the device.
+
+A part runs in a `lax.fori_loop` of its own, for the decode runs in one: a number of turns given when it is called, each made to wait for
+the one before. The time of a call with one turn is taken off, and with it what the call costs the host. A turn of the loop itself (its
+condition goes to the host) belongs to an iteration; off the check and the head it is taken, as measured with an empty loop.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.stages import Compiled
+from jaxtyping import Array, Int
+
+from benchmarks.timing import Part, timed
+from specfold_jax.branches import lay_out
+from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.decode import decode_step, specfold_decode, spiffy_decode, vanilla_decode
+from specfold_jax.distribution import Distributions
+from specfold_jax.graph import DraftGraph
+from specfold_jax.implementations import check
+from specfold_jax.model import Branches, Checked, Params
+from specfold_jax.reveal import Ranked
+from specfold_jax.state import Decoded, DecodeState, begin, unfinished
+from specfold_jax.validate import row_status
+
+TURNS = 5
+"""Repetitions in one loop: a time is the mean of so many."""
+
+
+@dataclass(frozen=True)
+class How:
+    """How to decode: all that a program takes beside parameters and state. `graph` is empty for vanilla."""
+
+    model: ModelConfig
+    config: DecodeConfig
+    graph: DraftGraph
+    fold: FoldConfig | None
+
+
+jax.tree_util.register_dataclass(How, ["model", "config", "graph", "fold"], [])
+
+
+def _begin(params: Params, prompts: Array, lengths: Array, how: How) -> DecodeState:
+    status = row_status(prompts, lengths, how.model, how.config, how.fold)
+    return begin(params, prompts, lengths, how.model, how.config, how.graph, status)
+
+
+def _lay_out(state: DecodeState, how: How) -> Branches:
+    return lay_out(state, how.graph, how.model, how.config)
+
+
+def _after[T](given: T, last: Any) -> T:
+    """`given`, whose whole numbers wait for the first of `last`'s arrays: one is added where it starts with a hugely negative number.
+
+    It never does, which XLA cannot know: it would compute what is the same in every turn before the loop, barriers or not.
+    """
+    never = jax.tree.leaves(last)[0].reshape(-1)[0].astype(jnp.float32) < -1e30
+
+    def wait(x: Array) -> Array:
+        return x if jnp.issubdtype(x.dtype, jnp.inexact) else x ^ never.astype(x.dtype)
+
+    return jax.tree.map(wait, given)
+
+
+def _loop[T](turns: Array, function: Callable[..., T], given: Any) -> T:
+    """`function(given)` so many times, each after the one before; the last one's."""
+    shapes = jax.eval_shape(function, given)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return lax.fori_loop(0, turns, lambda _, last: function(_after(given, last)), nothing)
+
+
+def _check(params: Params, state: DecodeState, branches: Branches, how: How, turns: Array) -> Checked:
+    def once(given: tuple[Branches, Array]) -> Checked:
+        return check(params, given[0], state.cache, given[1], how.model, how.config, how.fold)
+
+    return _loop(turns, once, (branches, state.row.start))
+
+
+def _head(params: Params, state: DecodeState, branches: Branches, hidden: Array, how: How, turns: Array) -> Ranked:
+    def once(given: tuple[DecodeState, Branches, Array]) -> Ranked:
+        state, branches, hidden = given
+        nothing = jnp.zeros(branches.valid.shape, bool)
+        checked = Checked(hidden, (), jnp.zeros((*nothing.shape[:1], how.model.layers, 2), jnp.int32), nothing)
+        return Distributions(params, branches, checked, state.row, how.model, how.config, how.graph).greedy
+
+    return _loop(turns, once, (state.replace(cache=()), branches, hidden))
+
+
+def _step(params: Params, state: DecodeState, how: How, turns: Array) -> DecodeState:
+    """Every turn starts anew, but for the cache: it is written in place, at the same entries, as in a decode."""
+
+    def turn(_: Any, last: DecodeState) -> DecodeState:
+        again = _after(state.replace(cache=()), last)
+        return decode_step(again.replace(cache=last.cache), params, how.model, how.config, how.graph, how.fold)
+
+    return lax.fori_loop(0, turns, turn, state)
+
+
+@jax.jit
+def _rebase(state: DecodeState, index: Array, shift: Array) -> DecodeState:
+    def take(x: Array) -> Array:  # [..., batch, span, kv_heads, head_dim]
+        where = index.reshape((1,) * (x.ndim - 4) + index.shape + (1, 1))
+        return jnp.take_along_axis(x, where, axis=-3)
+
+    moved = {name: getattr(state.row, name) + shift for name in ("start", "lengths", "limit")}
+    tokens = jnp.take_along_axis(state.tokens, index, axis=1)
+    return state.replace(row=state.row.replace(**moved), tokens=tokens, cache=jax.tree.map(take, state.cache))
+
+
+@functools.cache
+def _empty_turn() -> float:
+    """Seconds of a turn of a loop that does next to nothing."""
+    loop = jax.jit(lambda turns, x: _loop(turns, lambda given: given + 1, x))
+    return float(np.median(_turn_seconds(lambda turns: loop(turns, jnp.zeros(8, jnp.int32)), 100)))
+
+
+def _turn_seconds(run: Callable[[np.int32], Any], repetitions: int) -> list[float]:
+    def wall(turns: int) -> float:
+        return timed(lambda: jax.block_until_ready(run(np.int32(turns))))[1]
+
+    wall(1)
+    one = float(np.median([wall(1) for _ in range(5)]))
+    return [(wall(1 + TURNS) - one) / TURNS for _ in range(max(2, repetitions // TURNS))]
+
+
+def _decode_arguments(how: How) -> tuple[Callable[..., Decoded], tuple[Any, ...]]:
+    """The public function, and what it takes after parameters, prompts and lengths."""
+    if not how.graph.max_drafts:
+        return vanilla_decode, (how.model, how.config)
+    if how.fold is None:
+        return spiffy_decode, (how.model, how.config, how.graph)
+    return specfold_decode, (how.model, how.config, how.graph, how.fold)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What a way of decoding is compiled to; thresholds, and all numbers that one sweeps, are arguments."""
+
+    compiled: Mapping[str, Compiled]
+    seconds: Mapping[str, float]
+
+
+def compile_programs(params: Params, prompts: np.ndarray, lengths: np.ndarray, span: int, ways: Mapping[str, How]) -> dict[str, Programs]:
+    """The programs of several ways of decoding one shape of batch, compiled side by side. `span`: cache entries of the parts' states."""
+    jobs: dict[tuple[str, str], tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+    for name, how in ways.items():
+        function, rest = _decode_arguments(how)
+        index, zeros, turns = np.zeros((len(prompts), span), np.int32), np.zeros(len(prompts), np.int32), np.int32(1)
+        first = jax.eval_shape(_begin, params, prompts, lengths, how)
+        state = jax.eval_shape(_rebase, first, index, zeros)
+        branches = jax.eval_shape(_lay_out, state, how)
+        hidden = jax.eval_shape(_check, params, state, branches, how, turns).hidden
+        jobs[name, "decode"] = function, (params, prompts, lengths, *rest)
+        jobs[name, "begin"] = _begin, (params, prompts, lengths, how)
+        jobs[name, "lay_out"] = _lay_out, (state, how)
+        jobs[name, "check"] = _check, (params, state, branches, how, turns)
+        jobs[name, "head"] = _head, (params, state, branches, hidden, how, turns)
+        jobs[name, "step"] = _step, (params, state, how, turns)
+
+    def build(job: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Compiled, float]:
+        return timed(lambda: jax.jit(job[0]).lower(*job[1]).compile())
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        built = dict(zip(jobs, pool.map(build, jobs.values()), strict=True))
+
+    def of(way: str, n: int) -> dict[str, Any]:
+        return {program: found[n] for (name, program), found in built.items() if name == way}
+
+    return {way: Programs(of(way, 0), of(way, 1)) for way in ways}
+
+
+@dataclass(frozen=True)
+class JaxSide:
+    """See `benchmarks.timing.Side`."""
+
+    params: Params
+    how: How
+    programs: Programs
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.how.model
+
+    @property
+    def config(self) -> DecodeConfig:
+        return self.how.config
+
+    @property
+    def compile_seconds(self) -> Mapping[str, float]:
+        return self.programs.seconds
+
+    def _run(self, program: str, *given: Any) -> Any:
+        return jax.block_until_ready(self.programs.compiled[program](*given))
+
+    def begin(self, prompts: np.ndarray, lengths: np.ndarray) -> DecodeState:
+        return self._run("begin", self.params, prompts, lengths, self.how)
+
+    def decode(self, prompts: np.ndarray, lengths: np.ndarray) -> Decoded:
+        return self._run("decode", self.params, prompts, lengths, *_decode_arguments(self.how)[1])
+
+    def unfinished(self, state: DecodeState) -> bool:
+        return bool(unfinished(state))
+
+    def step(self, state: DecodeState) -> DecodeState:
+        return self._run("step", self.params, state, self.how, np.int32(1))
+
+    def lay_out(self, state: DecodeState) -> Branches:
+        return self._run("lay_out", state, self.how)
+
+    def computed_rows(self, state: DecodeState) -> Int[np.ndarray, "batch layers 2"]:
+        return np.asarray(self._checked(state).computed_rows)
+
+    def _checked(self, state: DecodeState) -> Checked:
+        return self._run("check", self.params, state, self.lay_out(state), self.how, np.int32(1))
+
+    def rebase(self, state: DecodeState, index: Int[np.ndarray, "batch span"], shift: Int[np.ndarray, " batch"]) -> DecodeState:
+        return _rebase(state, index.astype(np.int32), shift)
+
+    def _given(self, part: Part, state: DecodeState) -> tuple[Any, ...]:
+        """What the part's program takes, but for the number of turns."""
+        match part:
+            case "check":
+                return self.params, state, self.lay_out(state), self.how
+            case "head":
+                return self.params, state, self.lay_out(state), self._checked(state).hidden, self.how
+            case "step":
+                return self.params, state, self.how
+
+    def seconds(self, part: Part, state: DecodeState, repetitions: int) -> list[float]:
+        program, given = self.programs.compiled[part], self._given(part, state)
+        off = 0.0 if part == "step" else _empty_turn()
+        return [seconds - off for seconds in _turn_seconds(lambda turns: program(*given, turns), repetitions)]
+
+    def kernels(self, part: Part, state: DecodeState) -> dict[str, float] | None:
+        """By CUPTI, through Mosaic's profiler; Pallas kernels have the names of their bodies in `kernels_pallas`."""
+        if jax.devices()[0].platform != "gpu":
+            return None
+        from jax.experimental.mosaic.gpu.profiler import Cupti
+
+        given = *self._given(part, state), np.int32(1)
+        found: Any = Cupti().measure(self.programs.compiled[part], aggregate=False)(*given)[1] or ()
+        out: dict[str, float] = {}
+        for name, milliseconds in found:
+            name = re.sub(r"_mosaic_gpu.*", "", name)
+            out[name] = out.get(name, 0.0) + milliseconds
+        return out

@@ -1,0 +1,208 @@
+"""The decode benchmark measures the same thing on both sides: states, tokens and counts agree, and a timed part is what a decode runs."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import specfold_jax as sf
+from benchmarks import decode, timing_jax
+from benchmarks.decode_tables import bars, folding_ms, line, ratios, table
+from benchmarks.timing import PARTS, at_prefix, decode_all, grouped, largest, span, time_parts
+from benchmarks.timing_jax import How, JaxSide, compile_programs
+from benchmarks.timing_torch import TorchSide
+from specfold_jax.checkpoint import resolve_folder
+
+ENTRIES = 160
+IDS = [list(range(5, 45)), list(range(100, 170)), list(range(30, 75))]
+BATCH, PREFIX = 2, 96
+CONFIG = sf.DecodeConfig(8, impl="xla")
+
+
+@pytest.fixture(scope="module")
+def both():
+    """SpecFold on two layers of the tiny model, by JAX and by PyTorch."""
+    model, params = sf.load("tiny", dtype="float32")
+    model, params = dataclasses.replace(model, layers=2), params | {"layers": params["layers"][:2]}
+    graph = sf.DraftGraph.load(resolve_folder("tiny") / "graph.json")
+    how = How(model, CONFIG, graph, sf.FoldConfig(0.2))
+    prompts, lengths = sf.generate.batches(IDS, BATCH)[0]
+    assert span(prompts.shape[1], model, CONFIG, PREFIX) == ENTRIES
+    programs = compile_programs(params, prompts, lengths, ENTRIES, {"specfold": how})
+    there = jax.tree.map(lambda x: torch.from_numpy(np.array(x)), params)
+    return JaxSide(params, how, programs["specfold"]), TorchSide(there, model, CONFIG, graph, how.fold, "torch")
+
+
+def state_of(side, prefix):
+    """Before the first batch's largest check."""
+    return at_prefix(side, largest(side, *sf.generate.batches(IDS, BATCH)[0], ENTRIES), prefix)
+
+
+def test_whole_decodes_agree(both):
+    here, there = (decode_all(side, IDS, BATCH, 2) for side in both)
+    assert here.generated == there.generated
+    assert min(map(len, here.generated)) > 0
+    assert (here.stats, here.gates, here.iterations) == (there.stats, there.gates, there.iterations)
+    assert len(here.seconds) == len(here.prefill_seconds) == 2
+    assert len(here.iteration_seconds) == 4
+    assert here.stats["nfe"] <= BATCH * here.iterations
+
+
+@pytest.mark.parametrize("prefix", [0, PREFIX])
+def test_the_largest_check_is_the_same_on_both_sides(both, prefix):
+    here, there = (state_of(side, prefix) for side in both)
+    for name in ("start", "canvas", "lengths", "limit", "phase"):
+        np.testing.assert_array_equal(getattr(here.row, name), getattr(there.row, name))
+    if prefix:
+        assert set(np.asarray(here.row.start)) == {prefix}
+    np.testing.assert_array_equal(*(side.computed_rows(state) for side, state in zip(both, (here, there), strict=True)))
+
+
+def test_a_longer_prefix_repeats_the_rows_own_entries(both):
+    before, after = (state_of(both[0], prefix) for prefix in (0, PREFIX))
+    for old, new in zip(jax.tree.leaves(before.cache), jax.tree.leaves(after.cache), strict=True):
+        for row, start in enumerate(np.asarray(before.row.start)):
+            once, moved = (np.moveaxis(np.asarray(x), -4, 0)[row] for x in (old, new))  # [..., span, kv_heads, head_dim]
+            repeated = np.take(once, np.arange(PREFIX) % start, axis=-3)
+            np.testing.assert_array_equal(moved[..., :PREFIX, :, :], repeated)
+
+
+def test_a_prefix_is_whole_blocks(both):
+    with pytest.raises(ValueError, match="prefix=100 must be a multiple of the block of 32"):
+        state_of(both[0], 100)
+
+
+def test_every_turn_of_a_timed_loop_is_the_same_iteration(both):
+    side = both[0]
+    state = state_of(side, PREFIX)
+    for part in PARTS:
+        program, given = side.programs.compiled[part], side._given(part, state)
+        once, often = program(*given, np.int32(1)), program(*given, np.int32(4))
+        jax.tree.map(np.testing.assert_array_equal, once, often)
+
+
+def test_no_turn_is_computed_before_the_loop(both):
+    """A program whose loop does nothing is one that XLA emptied: all products of the check are inside."""
+    side = both[0]
+    text = side.programs.compiled["check"].as_text()
+    entry = text[text.index("\nENTRY") :]
+    assert " while(" in entry
+    assert " dot(" not in entry
+    assert "custom-call" not in entry.split(" while(")[0]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["xla", "torch"])
+def test_parts_of_an_iteration(both, number):
+    side = both[number]
+    state = state_of(side, PREFIX)
+    one = time_parts(side, state, ("xla", "torch")[number], 2)
+    assert all(one[part]["repetitions"] == 2 and one[part]["kernels"] is None for part in PARTS)
+    assert one["step"]["median_ms"] - one["check"]["median_ms"] - one["head"]["median_ms"] == pytest.approx(one["overhead_ms"])
+    assert one["draft_rows"] + BATCH * 32 <= one["rows"] <= 4 * BATCH * 32
+    assert all(0 < share <= 1 for share in one["recompute"])
+    assert one["prefix"] == [PREFIX] * BATCH
+    json.dumps(one)
+
+
+def test_times_are_kept_where_a_profiler_fails(both, monkeypatch):
+    def kernels(*_):
+        raise RuntimeError("multiple subscribers")
+
+    monkeypatch.setattr(TorchSide, "kernels", kernels)
+    one = time_parts(both[1], state_of(both[1], PREFIX), "torch", 2)
+    assert (one["check"]["kernels"], one["check"]["kernels_error"]) == (None, "RuntimeError: multiple subscribers")
+
+
+def test_kernels_by_group():
+    found = {"gate": 1.0, "pack": 2.0, "attention": 4.0, "linear": 8.0, "silu_pair": 16.0, "loop_add_fusion": 32.0}
+    assert grouped(found, "pallas") == {
+        "all": 63.0,
+        "groups": {"gate": 1.0, "pack": 2.0, "attention": 4.0, "products": 24.0, "rows": 0, "head": 0, "rest": 32.0},
+        "most": found,
+    }
+    assert grouped(found, "xla") == {"all": 63.0, "groups": None, "most": found}
+    assert grouped({"body": 1.0}, "pallas") == {"all": 1.0, "groups": None, "most": {"body": 1.0}}
+    assert grouped({}, "pallas") is None
+    assert grouped(None, "triton") is None
+
+
+def result(method: str, tau: float | None, step: float, groups: dict[str, float] | None, impl: str = "pallas") -> dict:
+    """A row of results with these milliseconds."""
+    setting = {"shape": "1.5b", "impl": impl, "batch": 1, "method": method, "tau": tau, "guard": None, "samples": 2}
+    spread = {"median_ms": step, "low_ms": step, "high_ms": step, "repetitions": 10}
+    kernels = {"all": step, "groups": groups, "most": {}} if groups else None
+    part = spread | {"kernels": kernels}
+    one = {"step": part, "check": part | {"median_ms": 0.8 * step}, "head": part, "overhead_ms": 0.1 * step, "rows": 288}
+    one |= {"recompute": [0.2, 0.3] if method == "specfold" else None, "floors": {"bytes_floor_ms": 0.7, "arithmetic_floor_ms": 0.1}}
+    measured = {"title": method, "tokens_per_second": 1.0, "iteration": spread, "iterations": 3, "nfe": 3, "accepted_depth": None}
+    measured |= {"recompute_ratio": None, "compile_seconds": None, "one": one, "outputs": ["a", "b"], "tokens": 2}
+    return {"setting": setting, "measured": measured}
+
+
+def test_ratios_of_a_run():
+    spiffy, folded = {"attention": 0.2, "gate": 0.0}, {"attention": 0.3, "gate": 0.02, "pack": 0.01}
+    results = [result("vanilla", None, 2.0, spiffy), result("spiffy", None, 4.0, spiffy), result("specfold", 0.0, 9.0, folded)]
+    results += [result("specfold", 0.1, 3.0, folded), result("specfold", 0.1, 3.0, None, impl="xla")]
+    (only,) = ratios(results)
+    assert (only["spiffy_over_vanilla"], only["specfold_over_vanilla"], only["specfold_over_spiffy"]) == (2.0, 1.5, 0.75)
+    assert only["folding"] == pytest.approx((0.03 + 0.1) / 2.4)
+    assert (only["recompute"], only["spiffy_rows"]) == (0.25, 288)
+    assert folding_ms(results[-1]["measured"]["one"], results[1]["measured"]["one"]) is None
+    for one in results:
+        one["measured"] |= {"identical": 2, "broken": False}
+        assert "tokens/s" in line(one)
+    assert table(results).row_count == 5
+    assert bars(results).row_count == 1
+
+
+def test_tokens_are_compared_with_vanillas_of_the_same_implementation():
+    vanilla, other, spiffy = (
+        result("vanilla", None, 2.0, None),
+        result("vanilla", None, 2.0, None, "xla"),
+        result("spiffy", None, 2.0, None),
+    )
+    other["measured"]["outputs"] = ["x", "y"]
+    spiffy["measured"]["outputs"] = ["a", "x"]
+    decode.compare(spiffy, [other, vanilla])
+    assert (spiffy["measured"]["identical"], spiffy["measured"]["broken"]) == (1, True)
+
+
+@pytest.fixture
+def flags(tmp_path):
+    decode.FLAGS(["decode", f"--out={tmp_path / 'decode.json'}", "--shapes=tiny", "--impls=torch,xla", "--batch=1,2", "--dtype=float32"])
+    yield decode.FLAGS
+    decode.FLAGS.unparse_flags()
+
+
+def test_a_run_goes_on_past_what_fails_and_where_it_stopped(flags, monkeypatch):
+    monkeypatch.setattr(decode, "in_shape", lambda shape, dtype: (None, None))
+    asked, failing = [], {"xla": True}
+
+    def sides(group, *_):
+        if failing.get(group[0]["impl"]) and group[0]["batch"] == 2:
+            raise RuntimeError("out of memory")
+        yield from ((setting, None) for setting in group)
+
+    def measure(setting, *_):
+        asked.append((setting["impl"], setting["batch"], setting["method"], setting["tau"]))
+        return {}
+
+    monkeypatch.setattr(decode, "sides", sides)
+    monkeypatch.setattr(decode, "measure", measure)
+    record = {"results": []}
+    failed = decode.run(record, [], None, record["results"].append, lambda text: None)
+    assert failed == ["tiny xla batch 2: RuntimeError: out of memory"]
+    assert [one[:2] for one in asked[::4]] == [("xla", 1), ("torch", 1), ("torch", 2)]
+    assert [one[2:] for one in asked[:4]] == [("vanilla", None), ("spiffy", None), ("specfold", 0.0), ("specfold", 0.1)]
+    asked.clear()
+    failing["xla"] = False
+    assert decode.run(record, [], None, record["results"].append, lambda text: None) == []
+    assert {one[:2] for one in asked} == {("xla", 2)}
+    assert len(record["results"]) == 16
+
+
+def test_an_empty_turn_is_short():
+    assert timing_jax._empty_turn() < 0.01
