@@ -217,8 +217,8 @@ def check(
     seen = (jnp.arange(capacity) < prefix[:, None])[:, None, None]  # [batch, 1, 1, key]
     inside = ~branches.causal[:, None, None, None] | (within[:, None] >= within)
 
-    def attend(q: Array, k: Array, v: Array, layer_cache: Sequence[Array]) -> Array:
-        segments = [Segment(*layer_cache, seen)]
+    def attend(q: Array, k: Array, v: Array, layer_cache: KeyValue) -> Array:
+        segments = [Segment(layer_cache[0], layer_cache[1], seen)]
         if branches.context is not None:
             k_context, v_context = (jnp.take_along_axis(x, jnp.maximum(branches.context, 0)[..., None, None, None], axis=1) for x in (k, v))
             segments.append(Segment(k_context, v_context, (branches.context >= 0)[..., None, None]))
@@ -226,7 +226,7 @@ def check(
 
     x, kv, counts = embed(params, tokens), [], []
     complete = jnp.broadcast_to(branches.valid, tokens.shape[:2])
-    for layer, *layer_cache in zip(params["layers"], *cache, strict=True):
+    for layer, layer_cache in zip(params["layers"], zip(*cache, strict=True), strict=True):
         first = rows.before_attention(x)
         q, k, v = rows.apply(lambda x, p, layer=layer: attention_inputs(layer, x, p, model), first, x, positions)
         k, v = rows.inherit(k, first), rows.inherit(v, first)
