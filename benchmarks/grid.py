@@ -77,7 +77,6 @@ class Group(Shared):
 _INF = float("inf")
 _BOTH = (False, True)
 _ALL: tuple[Source, ...] = ("ranks", "confidence", "union")
-_ENDS: tuple[Source, ...] = ("ranks", "union")
 _CONFIDENCE: tuple[Source, ...] = ("confidence",)
 _BASE = Group(pack=False, fold_sources=_CONFIDENCE)
 _FEW = replace(_BASE, sources=_CONFIDENCE, drafts=(8,))
@@ -88,6 +87,6 @@ PRESETS: dict[str, tuple[Group, ...]] = {
         replace(_FEW, dtype="bfloat16", guards=(0, 0.5)),
         replace(_FEW, threshold=1.0, sources=("ranks",), fold_sources=("ranks",), guards=(0, 0.5)),
         replace(_FEW, sub_block=32, sources=("ranks", "confidence"), fold_sources=("ranks",), guards=(0, 0.5)),
-        replace(_BASE, sources=_ALL, drafts=(5,), share=_BOTH, fold_drafts=(5,)),
     ),
+    "five": (replace(_BASE, sources=_ALL, drafts=(5,), share=_BOTH, fold_drafts=(5,)),),
 }

@@ -212,6 +212,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "promises": ("promises-cpu.json", _promises),
     "methods": (_METHODS, _methods),
     "drafts": (_METHODS, _drafts),
+    "five": ("methods-five-h200.json", _drafts),
     "folding": (_METHODS, _folding),
     "decoding": (_METHODS, _decoding),
     "bfloat16": (_METHODS, _bfloat16),
