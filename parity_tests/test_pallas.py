@@ -25,6 +25,8 @@ from specfold_jax.checkpoint import shapes
 from specfold_jax.model import Branches, Cache
 from test_matrix import NAMED
 
+GPU = DEVICE.type == "cuda"
+pytestmark = [pytest.mark.gpu] if GPU else []
 MODEL = replace(
     model(2, 1, 64, qkv_bias=True), dim=128, hidden=64, vocab=64, mask_id=3, block_size=16, sub_block=8, shift=True, seed=True, stop_ids=()
 )
@@ -180,6 +182,7 @@ def test_a_decode_of_a_real_layer_lowers_for_a_gpu(fold):
         assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.skipif(GPU, reason="there is a GPU")
 def test_without_a_hopper_gpu_it_says_so():
     with pytest.raises(NotImplementedError, match=r"needs a Hopper GPU .*, not cpu; use impl='xla'"):
         decoded("vanilla", sf.DecodeConfig(impl="pallas"), parameters(MODEL))
