@@ -40,40 +40,29 @@ def pack(
     ) -> None:
         row = lax.axis_index("row")
         every = flags_ref[...]
-        index = lax.broadcasted_iota(jnp.int32, every.shape, 0)
-
-        def before(end: Array) -> Array:
-            """How many of the rows before `end` are flagged."""
-            return jnp.sum(jnp.where(index < end, every, 0))
-
-        count = jnp.sum(every)
 
         @pl.when(row == 0)
         def _() -> None:
-            count_out[0] = count
+            count_out[0] = jnp.sum(every)
 
         first, within = row // (branches * block) * branches, row % block
 
         def at(branch: Array) -> Array:
             return (first + branch) * block + within
 
-        def climb(_: Array, branch: Array) -> Array:
-            return jnp.where(flags_ref[at(branch)] > 0, branch, parent_ref[first + branch])
+        def climb(state: tuple[Array, Array]) -> tuple[Array, Array]:
+            branch, _ = state
+            above = parent_ref[first + branch]
+            return above, (flags_ref[at(above)] > 0) | (above == branch)
 
-        source = at(lax.fori_loop(0, branches - 1, climb, row // block - first))
-        slot_out[row], source_out[row] = before(source), source
+        branch, _ = lax.while_loop(lambda state: ~state[1], climb, (row // block - first, flags_ref[row] > 0))
+        source = at(branch)
+        slot = jnp.sum(jnp.where(lax.broadcasted_iota(jnp.int32, every.shape, 0) < source, every, 0))
+        slot_out[row], source_out[row] = slot, source
 
-        @pl.when(row < count)
+        @pl.when(flags_ref[row] > 0)
         def _() -> None:
-            def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-                low, high = ends  # before(low) <= row < before(high)
-                middle = (low + high) // 2
-                enough = before(middle) > row
-                return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
-
-            steps = (flags.shape[0] - 1).bit_length() + 1
-            low, _ = lax.fori_loop(0, steps, halve, (jnp.int32(0), jnp.int32(flags.shape[0])))
-            out[row] = norm(x_ref[low], weight_ref[...])
+            out[slot] = norm(x_ref[row], weight_ref[...])
 
     outs = (
         jax.ShapeDtypeStruct((rows, width), x.dtype),
