@@ -46,7 +46,7 @@ from rich.console import Console
 from benchmarks.command import start
 from benchmarks.decode_tables import Result, Setting, bars, kin, line, table, title
 from benchmarks.embed import SHAPES, embed
-from benchmarks.environment import environment, fingerprint, today
+from benchmarks.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND, environment, fingerprint, today
 from benchmarks.timing import Side, at_prefix, decode_all, largest, span, spread, time_parts
 from benchmarks.timing_jax import How, JaxSide, compile_programs
 from benchmarks.timing_torch import TorchSide
@@ -60,7 +60,6 @@ from specfold_jax.graph import DraftGraph
 from specfold_jax.records import watch
 from specfold_jax.tokens import encode, load_tokenizer
 
-BYTES_A_SECOND, OPERATIONS_A_SECOND = 4.3e12, 770e12
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 SIDES = {"jax": ("xla", "pallas"), "torch": ("torch", "triton")}
 IMPLS = tuple(itertools.chain(*SIDES.values()))

@@ -13,6 +13,8 @@ import jax
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+BYTES_A_SECOND, OPERATIONS_A_SECOND = 4.3e12, 770e12
+"""Of one H200, as measured: copies, and bfloat16 products."""
 
 
 def commit() -> str:

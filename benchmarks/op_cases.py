@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from benchmarks.embed import SHAPES, Shape
-from kernels_pallas.rows import needs, padded_flags
+from benchmarks.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND
+from kernels_pallas.launch import LANES, pad
+from kernels_pallas.rows import needs
 from kernels_pallas.tiles import product_tile
 from specfold_jax.config import ModelConfig
 
-BYTES_A_SECOND, OPERATIONS_A_SECOND = 4.3e12, 770e12
-"""Of one H200, as measured: a copy, and bfloat16 products."""
 OP_SHAPES = {name: shape for name, shape in SHAPES.items() if shape} | {"toy": Shape(1, 128, 4, 2, 64, 128, 300)}
 BLOCK, EPS, RANKS, MASK, TAU = 32, 1e-6, 4, 5, 0.1
 TOLERANCE = {
@@ -143,7 +143,7 @@ def inputs(case: Case) -> Arrays:
             return given | marks | asked | own | {"x": x.astype(jnp.bfloat16), "parent": parent, "tau": jnp.full(1, TAU, jnp.float32)}
         case "pack":
             computed = (row < BLOCK) | (row % 2 == 0)
-            flags = padded_flags(computed.astype(jnp.int32))
+            flags = pad(computed.astype(jnp.int32), 0, LANES)
             return {"x": normal(rows, s.dim), "computed": computed, "flags": flags, "parent": parent} | norm
         case "attention_inputs":
             return turns() | sums()

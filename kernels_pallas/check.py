@@ -10,15 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.attention import branch_attention, check_sizes
-from kernels_pallas.launch import LANES
+from kernels_pallas.launch import LANES, pad
 from kernels_pallas.linear import linear, silu_pair
 from kernels_pallas.pack import pack
 from kernels_pallas.qkv import HEADS_MULTIPLE, Turns, attention_inputs
-from kernels_pallas.rows import NEVER, Norm, advance_norm, gate, needs, norm, padded_flags
+from kernels_pallas.rows import NEVER, Norm, advance_norm, gate, needs, norm
 from specfold_jax.config import FoldConfig, ModelConfig
 from specfold_jax.fold import take_branch
 from specfold_jax.model import Branches, Cache, Checked, Params, embed
-from specfold_jax.ops import query_scale
 
 
 class _Pending(NamedTuple):
@@ -76,15 +75,16 @@ def check(
     if fold is not None and fold.reference != "parent":
         raise NotImplementedError(f"fold.reference={fold.reference!r} is not supported by the Pallas kernels; use 'parent', or impl='xla'")
     check_sizes(branches.tokens.shape[2], model.head_dim)
-    shape, width = branches.tokens.shape, -(-model.dim // LANES) * LANES
-    rows, turns = _rows(branches, fold), _turns(branches, model)
+    shape = branches.tokens.shape
+    positions = branches.starts()[..., None] + jnp.arange(shape[2], dtype=jnp.int32)
+    rows, turns = _rows(branches, fold), Turns.of(positions.reshape(-1), model)
     whole, twice = fold is None or fold.scope == "layer", fold is not None and (fold.gates == 2 or fold.scope == "ffn")
     everyone = jnp.full((1,), rows.number, jnp.int32)
 
     def norm_of(weight: Array) -> Norm:
-        return Norm(_pad(weight, 0, width), model.norm_eps, model.dim)
+        return Norm(pad(weight, 0, LANES), model.norm_eps, model.dim)
 
-    pending = _Pending(_pad(embed(params, branches.tokens).reshape(rows.number, -1), 1, width), None, None)
+    pending = _Pending(pad(embed(params, branches.tokens).reshape(rows.number, -1), 1, LANES), None, None)
     kv, computed = [], []
     for n, layer in enumerate(params["layers"]):
         first = rows.enter(pending, norm_of(layer["attn_norm"]), rows.flags, gated=whole)
@@ -92,10 +92,10 @@ def check(
         o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), prefix, branches.causal, branches.context, model.heads)
         if fold is not None and not fold.correction:
             o = take_branch(o, (first.source // shape[2] % shape[1]).reshape(shape))
-        sums = linear(o.reshape(rows.number, -1), _pad(layer["o"], 0, width), everyone)
+        sums = linear(o.reshape(rows.number, -1), pad(layer["o"], 0, LANES), everyone)
         second = rows.enter(_Pending(first.x, sums, None), norm_of(layer["ffn_norm"]), first.flags, gated=twice)
         hidden = silu_pair(second.normed, layer["gate_up"], second.count)
-        pending = _Pending(second.x, linear(hidden, _pad(layer["down"], 0, width), second.count), second.slot)
+        pending = _Pending(second.x, linear(hidden, pad(layer["down"], 0, LANES), second.count), second.slot)
         kv.append(tuple(jnp.split(qkv, [model.heads + n * model.kv_heads for n in range(3)], axis=3)[1:3]))
         computed.append(jnp.stack([first.flags, second.flags])[:, : rows.number].reshape(2, *shape) > 0)
     _, normed = advance_norm(*pending, norm_of(params["norm"]))
@@ -109,25 +109,17 @@ def _rows(branches: Branches, fold: FoldConfig | None) -> _Rows:
     parents = jnp.take_along_axis(branches.tokens, branches.parent[..., None], axis=1)
     force = fold is not None and fold.force_revealed
     valid = jnp.broadcast_to(branches.valid[..., None], branches.tokens.shape).reshape(-1).astype(jnp.int32)
-    return _Rows(branches, fold, padded_flags(valid), *needs(branches.parent, branches.tokens != parents, branches.valid, force))
-
-
-def _turns(branches: Branches, model: ModelConfig) -> Turns:
-    positions = (branches.starts()[..., None] + jnp.arange(branches.tokens.shape[2], dtype=jnp.int32)).reshape(-1)
-    angles = positions[:, None].astype(jnp.float32) * jnp.asarray(model.inv_freq, jnp.float32)
-    scale = jnp.float32(model.rope_scale)
-    return Turns(jnp.cos(angles) * scale, jnp.sin(angles) * scale, query_scale(positions, model) if model.query_scale_beta else None)
+    return _Rows(branches, fold, pad(valid, 0, LANES), *needs(branches.parent, branches.tokens != parents, branches.valid, force))
 
 
 def _attention_inputs(layer: Params, entered: _Entered, turns: Turns, model: ModelConfig) -> Float[Array, "rows all_heads head_dim"]:
     """Query, key and value heads of every row."""
     columns = HEADS_MULTIPLE * model.head_dim
-    columns = -(-layer["qkv"].shape[0] // columns) * columns
     return attention_inputs(
-        linear(entered.normed, _pad(layer["qkv"], 0, columns), entered.count),
+        linear(entered.normed, pad(layer["qkv"], 0, columns), entered.count),
         entered.slot,
         turns,
-        _pad(layer["qkv_bias"], 0, columns) if model.qkv_bias else None,
+        pad(layer["qkv_bias"], 0, columns) if model.qkv_bias else None,
         layer["q_norm"] if model.qk_norm else None,
         layer["k_norm"] if model.qk_norm else None,
         heads=model.heads,
@@ -136,9 +128,3 @@ def _attention_inputs(layer: Params, entered: _Entered, turns: Turns, model: Mod
         eps=model.norm_eps,
         dtype=entered.normed.dtype,
     )
-
-
-def _pad(x: Array, axis: int, size: int) -> Array:
-    """x with zeros behind it along an axis; x itself where it has that size."""
-    missing = size - x.shape[axis]
-    return jnp.pad(x, [(0, missing if n == axis % x.ndim else 0) for n in range(x.ndim)]) if missing else x

@@ -45,6 +45,12 @@ def launch(
     return kernel(*inputs)
 
 
+def pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
+    """x with zeros behind it up to a multiple along an axis; x itself where it is one."""
+    missing = -x.shape[axis] % multiple
+    return jnp.pad(x, [(0, missing if n == axis else 0) for n in range(x.ndim)]) if missing else x
+
+
 def check_main(name: str, x: Any, axes: str) -> None:
     """The array whose type and shape the other arguments must fit: 16-bit numbers with the named axes, none of them empty."""
     if x.ndim != len(axes.split()) or 0 in x.shape:

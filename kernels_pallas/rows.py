@@ -31,11 +31,6 @@ def needs(
     return reference.reshape(-1), need.astype(jnp.int32).reshape(-1)
 
 
-def padded_flags(flags: Int[Array, " rows"]) -> Int[Array, " flags"]:
-    """Flags with zeros behind them up to a multiple of 128."""
-    return jnp.pad(flags, (0, -flags.shape[0] % LANES))
-
-
 def advance(x_ref: Any, sums_ref: Any, row: Array, slot: Array) -> Array:
     """x[row] + the sums of all splits at `slot`, rounded to x's type; inside a kernel."""
     total = x_ref[row].astype(jnp.float32)

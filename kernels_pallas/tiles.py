@@ -9,6 +9,8 @@ DEPTH = 64
 MULTIPROCESSORS = 132
 """Of an H100 and an H200."""
 SHARED_BYTES = 227 * 1024
+BARRIER_BYTES = 4096
+"""Kept free for barriers and alignment."""
 
 
 class Tile(NamedTuple):
@@ -39,4 +41,4 @@ def _fitted(rows: int, columns: int, splits: int, products: int) -> Tile:
     warpgroups = 1 if rows <= ROWS else 2
     results = warpgroups * ROWS * columns * 4
     stage = (warpgroups * ROWS + products * columns) * DEPTH * 2
-    return Tile(warpgroups, columns, min(8, (SHARED_BYTES - 4096 - results) // stage), splits)
+    return Tile(warpgroups, columns, min(8, (SHARED_BYTES - BARRIER_BYTES - results) // stage), splits)

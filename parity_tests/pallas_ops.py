@@ -9,13 +9,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.attention import branch_attention
 from kernels_pallas.head import head
-from kernels_pallas.launch import LANES
+from kernels_pallas.launch import LANES, pad
 from kernels_pallas.linear import linear, silu_pair
 from kernels_pallas.pack import pack
 from kernels_pallas.qkv import HEADS_MULTIPLE, Turns, attention_inputs
-from kernels_pallas.rows import NEVER, Norm, gate, needs, padded_flags
+from kernels_pallas.rows import NEVER, Norm, gate, needs
 from specfold_jax.fold import take_branch
-from specfold_jax.ops import query_scale
 
 
 def on_kernels(races: bool = True) -> contextlib.AbstractContextManager:
@@ -25,10 +24,9 @@ def on_kernels(races: bool = True) -> contextlib.AbstractContextManager:
     return plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=races))
 
 
-def _wide(x: jax.Array, axis: int = -1, multiple: int = LANES) -> jax.Array:
-    """x with zeros up to a multiple along an axis."""
-    missing = -x.shape[axis] % multiple
-    return jnp.pad(x, [(0, missing if n == axis % x.ndim else 0) for n in range(x.ndim)])
+def _wide(x: jax.Array) -> jax.Array:
+    """Rows padded to whole warpgroups."""
+    return pad(x, x.ndim - 1, LANES)
 
 
 def _norm(weight: jax.Array, eps: float) -> Norm:
@@ -47,7 +45,7 @@ def _gate(x: Any, parent: Any, revealed: Any, valid: Any, tau: float, reference:
 
 def _packed(x: Any, computed: Any, norm: Norm) -> tuple[Any, Any, Any]:
     """Packed and normed rows, their count, and every row's slot: for rows that are computed it is their own."""
-    flags = padded_flags(computed.reshape(-1).astype(jnp.int32))
+    flags = pad(computed.reshape(-1).astype(jnp.int32), 0, LANES)
     own = jnp.broadcast_to(jnp.arange(computed.shape[1], dtype=jnp.int32), computed.shape[:2])
     normed, count, slot, _ = pack(_wide(x.reshape(-1, x.shape[-1])), flags, own, norm)
     return normed, count, slot
@@ -55,12 +53,9 @@ def _packed(x: Any, computed: Any, norm: Norm) -> tuple[Any, Any, Any]:
 
 def _packed_qkv(x: Any, computed: Any, norm: Any, weight: Any, bias: Any, q_norm: Any, k_norm: Any, positions: Any, model: Any) -> dict:
     normed, count, slot = _packed(x, computed, _norm(norm, model.norm_eps))
-    flat = positions.reshape(-1)
-    angles = flat[:, None].astype(jnp.float32) * jnp.asarray(model.inv_freq, jnp.float32)
-    scale = query_scale(flat, model) if model.query_scale_beta else None
-    turns = Turns(jnp.cos(angles) * jnp.float32(model.rope_scale), jnp.sin(angles) * jnp.float32(model.rope_scale), scale)
-    sums = linear(normed, _wide(weight, 0, HEADS_MULTIPLE * model.head_dim), count)
-    bias = None if bias is None else _wide(bias, 0, HEADS_MULTIPLE * model.head_dim)
+    turns = Turns.of(positions.reshape(-1), model)
+    sums = linear(normed, pad(weight, 0, HEADS_MULTIPLE * model.head_dim), count)
+    bias = None if bias is None else pad(bias, 0, HEADS_MULTIPLE * model.head_dim)
     sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim}
     every = attention_inputs(sums, slot, turns, bias, q_norm, k_norm, **sizes, eps=model.norm_eps, dtype=x.dtype)
     ends = [model.heads, model.heads + model.kv_heads, model.heads + 2 * model.kv_heads]
@@ -72,7 +67,7 @@ def _branch_attention(
     q: Any, k: Any, v: Any, source: Any, k_prefix: Any, v_prefix: Any, prefix: Any, causal: Any, context: Any
 ) -> dict[str, Any]:
     dense = jnp.concatenate([take_branch(x, source) for x in (q, k, v)], axis=3)
-    k_cache, v_cache = (_wide(x, 1, 8)[None] for x in (k_prefix, v_prefix))
+    k_cache, v_cache = (pad(x, 1, 8)[None] for x in (k_prefix, v_prefix))
     return {"o": branch_attention(dense, k_cache, v_cache, jnp.zeros(1, jnp.int32), prefix, causal, context, q.shape[3])}
 
 
@@ -87,14 +82,14 @@ def _packed_linear(x: Any, computed: Any, weight: Any, residual: Any) -> dict[st
     rows = computed.size
     number = jnp.cumsum(computed.reshape(-1), dtype=jnp.int32) - 1
     index = jnp.flatnonzero(computed, size=rows, fill_value=0)
-    sums = linear(_wide(x.reshape(rows, -1)[index], 1, 64), _wide(_wide(weight, 1, 64), 0, 8), number[-1:] + 1)[..., : weight.shape[0]]
+    sums = linear(pad(x.reshape(rows, -1)[index], 1, 64), pad(pad(weight, 1, 64), 0, 8), number[-1:] + 1)[..., : weight.shape[0]]
     before = jnp.zeros((rows, weight.shape[0]), x.dtype) if residual is None else residual.reshape(rows, -1)
     return {"y": _added(before, sums, jnp.maximum(number, 0)).reshape(*computed.shape, -1)}
 
 
 def _packed_silu_pair(x: Any, computed: Any, norm: Any, weight: Any, eps: float) -> dict[str, Any]:
     normed, count, slot = _packed(x, computed, _norm(norm, eps))
-    return {"h": silu_pair(normed, _wide(weight, 1, 64), count)[slot].reshape(*computed.shape, -1)}
+    return {"h": silu_pair(normed, pad(weight, 1, 64), count)[slot].reshape(*computed.shape, -1)}
 
 
 def _add_inherited(x: Any, update: Any, source: Any) -> dict[str, Any]:

@@ -26,9 +26,15 @@ def threefry(
     return x0, x1
 
 
-def gumbel(seed: Int[Array, "*rows"], position: Int[Array, "*rows"], step: Int[Array, "*rows"], vocab: int) -> Float[Array, "*rows vocab"]:
-    """Standard Gumbel noise for every token of a row: key (seed, position), counter (step, token), 23 bits of the first word."""
-    key0, key1, counter = (x.astype(jnp.uint32)[..., None] for x in (seed, position, step))
-    bits, _ = threefry(key0, key1, counter, jnp.arange(vocab, dtype=jnp.uint32))
+def draw(
+    seed: Int[Array, "*shape"], position: Int[Array, "*shape"], step: Int[Array, "*shape"], token: Int[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """Standard Gumbel noise, fp32, on broadcast words: key (seed, position), counter (step, token), 23 bits of the first word."""
+    bits, _ = threefry(*(x.astype(jnp.uint32) for x in (seed, position, step, token)))
     uniform = ((bits >> jnp.uint32(9)).astype(jnp.float32) + jnp.float32(0.5)) * jnp.float32(2**-23)
     return -jnp.log(-jnp.log(uniform))
+
+
+def gumbel(seed: Int[Array, "*rows"], position: Int[Array, "*rows"], step: Int[Array, "*rows"], vocab: int) -> Float[Array, "*rows vocab"]:
+    """Standard Gumbel noise for every token of a row."""
+    return draw(seed[..., None], position[..., None], step[..., None], jnp.arange(vocab, dtype=jnp.int32))

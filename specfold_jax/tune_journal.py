@@ -1,11 +1,12 @@
 """What a tune run has measured so far, on disk: an interrupted run continues, and another run in its folder is refused."""
 
-import fcntl
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from specfold_jax.files import read_json, write_json, write_text
 from specfold_jax.graph_json import same_names
@@ -53,12 +54,15 @@ def open_journal(folder: Path, plan: dict[str, Any]) -> Iterator[Journal]:
     if folder.exists() and not (folder / PLAN).is_file() and not _is_fresh(folder):
         raise ValueError(f"{folder} exists already and holds no tune run; name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as lock:  # the lock goes with the process that holds it, so a file that is left means nothing
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another tune run; wait for its end, or name another folder") from None
+    lock = FileLock(folder / LOCK)  # it goes with the process that holds it, so a file that is left means nothing
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(f"{folder} is in use by another tune run; wait for its end, or name another folder") from None
+    try:
         yield Journal(folder, plan)
+    finally:
+        lock.release()
 
 
 def _is_fresh(folder: Path) -> bool:
