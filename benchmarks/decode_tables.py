@@ -32,6 +32,11 @@ def _number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+def spread_text(times: dict[str, float]) -> str:
+    """Median and quartiles of milliseconds."""
+    return f"{times['median_ms']:.2f} ({times['low_ms']:.2f} to {times['high_ms']:.2f})"
+
+
 def line(result: Result) -> str:
     """A result in a line."""
     m, one = result["measured"], result["measured"]["one"]
@@ -52,9 +57,9 @@ def table(results: Sequence[Result]) -> Table:
         same = f"{m['identical']} of {s['samples']}"
         out.add_row(
             *(s["shape"], s["impl"], str(s["batch"]), m["title"], f"[bold red]{same}[/]" if m["broken"] else same),
-            *(_number(m["tokens_per_second"], 1), f"{mean['median_ms']:.2f} ({mean['low_ms']:.2f} to {mean['high_ms']:.2f})"),
+            *(_number(m["tokens_per_second"], 1), spread_text(mean)),
             *(str(m["nfe"]), _number(m["accepted_depth"]), _number(m["recompute_ratio"])),
-            *(f"{step['median_ms']:.2f} ({step['low_ms']:.2f} to {step['high_ms']:.2f})", f"{check['median_ms']:.2f} ({one['rows']})"),
+            *(spread_text(step), f"{check['median_ms']:.2f} ({one['rows']})"),
             *(_number(one["head"]["median_ms"]), _number(one["overhead_ms"]), _number(kernels["all"] if kernels else None)),
             f"{floors['bytes_floor_ms']:.2f} / {floors['arithmetic_floor_ms']:.2f}",
             _number(sum(compiled.values()) if compiled else None, 0),

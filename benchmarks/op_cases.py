@@ -139,7 +139,7 @@ def inputs(case: Case) -> Arrays:
         case "gate":
             given, marks = sums(), {"revealed": jnp.zeros((1, branches, BLOCK), bool), "valid": jnp.ones((1, branches), bool)}
             x = _drifting(normal(branches, BLOCK, s.dim).astype(jnp.float32)) - given["update"].astype(jnp.float32)
-            asked = dict(zip(("reference", "need"), needs(parent, marks["revealed"], marks["valid"], True), strict=True))
+            asked = dict(zip(("reference", "need"), needs(parent[0], marks["revealed"][0], True), strict=True))
             return given | marks | asked | own | {"x": x.astype(jnp.bfloat16), "parent": parent, "tau": jnp.full(1, TAU, jnp.float32)}
         case "pack":
             computed = (row < BLOCK) | (row % 2 == 0)

@@ -105,6 +105,11 @@ XLA: dict[str, Function] = {
 }
 
 
+def _all(rows: Array) -> Array:
+    """Their number, as kernels take it."""
+    return jnp.full((1,), rows.shape[0], jnp.int32)
+
+
 def _norm(case: Case, weight: Array) -> rows.Norm:
     return rows.Norm(weight, EPS, case.shape.dim)
 
@@ -128,24 +133,27 @@ def _pallas_norm_qkv(case: Case, x: Any, norm: Any, weight: Any, count: Any, bia
 def _pallas_attention_inputs(case: Case, sums: Any, bias: Any, cos: Any, sin: Any) -> Arrays:
     s = case.shape
     sizes = {"heads": s.heads, "kv_heads": s.kv_heads, "head_dim": s.head_dim}
-    return {"qkv": qkv.attention_inputs(sums, None, qkv.Turns(cos, sin, None), bias, None, None, **sizes, eps=EPS, dtype=bias.dtype)}
+    return {
+        "qkv": qkv.attention_inputs(sums, None, _all(cos), qkv.Turns(cos, sin, None), bias, None, None, **sizes, eps=EPS, dtype=bias.dtype)
+    }
 
 
 def _pallas_attention(case: Case, qkv: Any, k_prefix: Any, v_prefix: Any, prefix: Any, causal: Any) -> Arrays:
-    cache, layer = (k_prefix[None], v_prefix[None]), jnp.zeros(1, jnp.int32)
-    return {"y": attention.branch_attention(qkv, *cache, layer, prefix, causal, None, case.shape.heads)}
+    branches, first = qkv[0], jnp.zeros(1, jnp.int32)
+    where = first, jnp.zeros(len(branches), jnp.int32), prefix, causal, None, jnp.full(1, len(branches), jnp.int32)
+    return {"y": attention.branch_attention(branches, k_prefix[None], v_prefix[None], *where, heads=case.shape.heads)[None]}
 
 
 def _pallas_gate(_: Case, x: Any, sums: Any, reference: Any, need: Any, tau: Any) -> Arrays:
-    return dict(zip(("x", "flags"), rows.gate(x, sums, None, reference, need, tau), strict=True))
+    return dict(zip(("x", "flags"), rows.gate(x, sums, None, reference, need, _all(x), tau), strict=True))
 
 
 def _pallas_pack(case: Case, x: Any, norm: Any, flags: Any, parent: Any) -> Arrays:
-    return dict(zip(("normed", "count", "slot", "source"), pack.pack(x, flags, parent, _norm(case, norm)), strict=True))
+    return dict(zip(("normed", "count", "slot", "source"), pack.pack(x, flags, parent[0], _all(x), _norm(case, norm)), strict=True))
 
 
 def _pallas_advance_norm(case: Case, x: Any, sums: Any, norm: Any) -> Arrays:
-    return dict(zip(("x", "normed"), rows.advance_norm(x, sums, None, _norm(case, norm)), strict=True))
+    return dict(zip(("x", "normed"), rows.advance_norm(x, sums, None, _all(x), _norm(case, norm)), strict=True))
 
 
 def _pallas_head(_: Case, x: Any, weight: Any, seed: Any, position: Any, step: Any) -> Arrays:

@@ -14,39 +14,16 @@ from typing import Any
 
 from absl import flags
 
+from benchmarks.backend_tables import both_sides, decode, parity, ratio
 from benchmarks.command import start
 from benchmarks.environment import RESULTS, ROOT
+from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, proportion, table, where
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_boolean("check", False, "change nothing; exit status 1 if the README is stale", flag_values=FLAGS)
 _MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n).*?(<!-- /table:\2 -->)", re.DOTALL)
 _MARK = re.compile(r"<!-- /?table:.*?-->")
-NOT_YET = "Not measured yet.\n"
-
-Result = dict[str, Any]
-Rows = list[Result]
-Column = tuple[str, Callable[[Result], str]]
 MAIN = {"dtype": "float32", "threshold": 0.9, "sub_block": 8, "temperature": 0.0, "max_new_tokens": 256}
-
-
-def _number(name: str, digits: int = 2) -> Callable[[Result], str]:
-    def text(row: Result) -> str:
-        value = row["measured"][name]
-        return "-" if value is None else f"{value:,.{digits}f}"
-
-    return text
-
-
-def _proportion(name: str) -> Callable[[Result], str]:
-    """A share in percent with its 95 % interval."""
-
-    def text(row: Result) -> str:
-        m = row["measured"]
-        low, high = m[f"{name}_interval"]
-        # Rounded away from the share, so that an interval never looks tighter than it is.
-        return f"{m[name] / m['samples']:.1%} ({math.floor(low * 1000) / 10:.1f} to {math.ceil(high * 1000) / 10:.1f})"
-
-    return text
 
 
 def _recompute(row: Result) -> str:
@@ -68,97 +45,76 @@ def _method(row: Result) -> str:
 
 
 METHOD: Column = ("method", _method)
-ACCURACY: Column = ("right answers", _proportion("correct"))
-SAME: Column = ("vanilla's tokens", _proportion("identical"))
-CHECKS: Column = ("checks", _number("checks"))
-COMMITS: Column = ("commits", _number("commits"))
-FORWARDS: Column = ("forwards a sample", _number("forwards"))
-OF_VANILLA: Column = ("of vanilla's", _number("of_vanilla"))
-PER_TOKEN: Column = ("forwards a token", _number("forwards_per_token", 3))
-DEPTH: Column = ("accepted depth", _number("accepted_depth"))
+ACCURACY: Column = ("right answers", proportion("correct"))
+SAME: Column = ("vanilla's tokens", proportion("identical"))
+CHECKS: Column = ("checks", number("checks"))
+COMMITS: Column = ("commits", number("commits"))
+FORWARDS: Column = ("forwards a sample", number("forwards"))
+OF_VANILLA: Column = ("of vanilla's", number("of_vanilla"))
+PER_TOKEN: Column = ("forwards a token", number("forwards_per_token", 3))
+DEPTH: Column = ("accepted depth", number("accepted_depth"))
 RECOMPUTE: Column = ("recompute attention / FFN", _recompute)
-GUARDED: Column = ("guard stops", _number("guard_stops"))
-SPEED: Column = ("tokens/s", _number("tokens_per_second", 0))
+GUARDED: Column = ("guard stops", number("guard_stops"))
+SPEED: Column = ("tokens/s", number("tokens_per_second", 0))
 LATENCY: Column = ("ms a sample", lambda row: f"{1000 * row['measured']['seconds'] / row['measured']['samples']:,.1f}")
 DISTINCT: Column = ("distinct drafts", lambda row: f"{row['measured'].get('distinct_drafts', math.nan):.0%}".replace("nan%", "-"))
-DRAFTED: Column = ("drafts a check", _number("drafted_per_check", 1))
-
-
-def _where(rows: Rows, **want: Any) -> Rows:
-    """The results with these settings; a tuple names several values."""
-
-    def fits(setting: dict[str, Any]) -> bool:
-        return all(setting[name] in value if isinstance(value, tuple) else setting[name] == value for name, value in want.items())
-
-    return [row for row in rows if fits(row["setting"])]
+DRAFTED: Column = ("drafts a check", number("drafted_per_check", 1))
 
 
 def _large(rows: Rows) -> Rows:
     """The results of the largest number of samples, which leaves out latency runs."""
     most = max((row["setting"]["samples"] for row in rows), default=0)
-    return _where(rows, samples=most)
-
-
-def _table(rows: Rows, *columns: Column, samples: bool = True) -> str:
-    if not rows:
-        return NOT_YET
-    lines = ["| " + " | ".join(name for name, _ in columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    lines += ["| " + " | ".join(text(row) for _, text in columns) + " |" for row in rows]
-    note = ""
-    if samples:
-        counts = sorted({row["setting"]["samples"] for row in rows})
-        note = f"\n{' and '.join(map(str, counts))} samples; in brackets 95 % intervals, in percent.\n"
-    return "\n".join(lines) + "\n" + note
+    return where(rows, samples=most)
 
 
 def _methods(rows: Rows) -> str:
-    rows = _large(_where(rows, **MAIN))
-    found = _where(rows, method="vanilla")
-    found += _where(rows, method="spiffy", source="confidence", drafts=(3, 8), share=True)
-    found += _where(rows, method="specfold", source="confidence", tau=(0.05, 0.1, 0.2), guard=(0, 0.5))
-    return _table(found, METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, PER_TOKEN, DEPTH, RECOMPUTE)
+    rows = _large(where(rows, **MAIN))
+    found = where(rows, method="vanilla")
+    found += where(rows, method="spiffy", source="confidence", drafts=(3, 8), share=True)
+    found += where(rows, method="specfold", source="confidence", tau=(0.05, 0.1, 0.2), guard=(0, 0.5))
+    return table(found, METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, PER_TOKEN, DEPTH, RECOMPUTE)
 
 
 def _drafts(rows: Rows) -> str:
-    rows = _large(_where(rows, **MAIN))
-    found = _where(rows, method="vanilla") + _where(rows, method="spiffy") + _where(rows, method="specfold", tau=0.1, guard=0.5)
-    return _table(found, METHOD, SAME, CHECKS, COMMITS, FORWARDS, OF_VANILLA, DEPTH, DRAFTED, DISTINCT, RECOMPUTE)
+    rows = _large(where(rows, **MAIN))
+    found = where(rows, method="vanilla") + where(rows, method="spiffy") + where(rows, method="specfold", tau=0.1, guard=0.5)
+    return table(found, METHOD, SAME, CHECKS, COMMITS, FORWARDS, OF_VANILLA, DEPTH, DRAFTED, DISTINCT, RECOMPUTE)
 
 
 def _folding(rows: Rows) -> str:
-    rows = _large(_where(rows, **MAIN))
-    found = _where(rows, method="specfold")
-    return _table(found, METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, DEPTH, GUARDED, RECOMPUTE)
+    rows = _large(where(rows, **MAIN))
+    found = where(rows, method="specfold")
+    return table(found, METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, DEPTH, GUARDED, RECOMPUTE)
 
 
 def _decoding(rows: Rows) -> str:
     """Other thresholds, sub-blocks and temperatures."""
-    rows = [row for row in _large(_where(rows, dtype="float32", max_new_tokens=256)) if _where([row], **MAIN) == []]
+    rows = [row for row in _large(where(rows, dtype="float32", max_new_tokens=256)) if where([row], **MAIN) == []]
 
     def at(row: Result) -> str:
         s = row["setting"]
         return f"threshold {s['threshold']:g}, sub-block {s['sub_block']}" + (f", T = {s['temperature']:g}" if s["temperature"] else "")
 
-    return _table(rows, ("decoding", at), METHOD, ACCURACY, SAME, CHECKS, COMMITS, OF_VANILLA, PER_TOKEN, RECOMPUTE)
+    return table(rows, ("decoding", at), METHOD, ACCURACY, SAME, CHECKS, COMMITS, OF_VANILLA, PER_TOKEN, RECOMPUTE)
 
 
 def _bfloat16(rows: Rows) -> str:
-    return _table(_large(_where(rows, **MAIN | {"dtype": "bfloat16"})), METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, RECOMPUTE)
+    return table(_large(where(rows, **MAIN | {"dtype": "bfloat16"})), METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, RECOMPUTE)
 
 
 def _speed(rows: Rows) -> str:
-    rows = _where(rows, **MAIN | {"dtype": "bfloat16"}, tau=(None, 0.1), guard=(None, 0.5))
+    rows = where(rows, **MAIN | {"dtype": "bfloat16"}, tau=(None, 0.1), guard=(None, 0.5))
     batch: Column = ("batch", lambda row: str(row["setting"]["batch"]))
     samples: Column = ("samples", lambda row: str(row["setting"]["samples"]))
-    return _table(rows, batch, samples, METHOD, FORWARDS, SPEED, LATENCY, samples=False)
+    return table(rows, batch, samples, METHOD, FORWARDS, SPEED, LATENCY, samples=False)
 
 
 def _lengths(rows: Rows) -> str:
     """Short outputs beside long ones: by vanilla's length, and all answers capped."""
     found: Rows = []
-    rows = _where(rows, dtype="float32", threshold=0.9, sub_block=8, temperature=0.0, share=(None, True), source=(None, "confidence"))
-    rows = _where(rows, drafts=(None, 8), tau=(None, 0.1), guard=(None, 0.5))
-    for row in _where(rows, max_new_tokens=256):
+    rows = where(rows, dtype="float32", threshold=0.9, sub_block=8, temperature=0.0, share=(None, True), source=(None, "confidence"))
+    rows = where(rows, drafts=(None, 8), tau=(None, 0.1), guard=(None, 0.5))
+    for row in where(rows, max_new_tokens=256):
         short = row["setting"]["short"]
         for name, text in (("short", f"up to {short} tokens"), ("long", f"more than {short} tokens")):
             if row["measured"][name]["samples"]:
@@ -170,7 +126,7 @@ def _lengths(rows: Rows) -> str:
     found.sort(key=lambda row: row["setting"]["outputs"])
     outputs: Column = ("outputs", lambda row: row["setting"]["outputs"])
     count: Column = ("samples", lambda row: f"{row['measured']['samples']:,}")
-    return _table(found, outputs, count, METHOD, ("tokens", _number("tokens", 1)), CHECKS, COMMITS, PER_TOKEN, samples=False)
+    return table(found, outputs, count, METHOD, ("tokens", number("tokens", 1)), CHECKS, COMMITS, PER_TOKEN, samples=False)
 
 
 def _lossless(rows: Rows) -> str:
@@ -183,7 +139,7 @@ def _lossless(rows: Rows) -> str:
         ("vanilla's tokens", lambda row: f"{row['equal']} of {row['samples']}"),
         ("forwards, of vanilla's", lambda row: f"{row['nfe'] / row['vanilla_nfe']:.2f}"),
     )
-    return _table(rows, *columns, samples=False)
+    return table(rows, *columns, samples=False)
 
 
 def _promises(rows: Rows) -> str:
@@ -196,17 +152,17 @@ def _promises(rows: Rows) -> str:
     for title, name, form in (("tokens/s", "tokens_per_second", ".0f"), ("vanilla's tokens", "agreement", ".1%")):
         for side, words in (("promised", "promised"), ("measured", "on unseen problems")):
             columns.append((f"{title}, {words}", interval(side, name, form)))
-    return _table(rows, *columns, samples=False)
+    return table(rows, *columns, samples=False)
 
 
 def _origin(record: dict[str, Any]) -> str:
     """A line on what the figures were measured with."""
-    e = record.get("environment") or record["about"]
+    e = record.get("environment") or record.get("about") or record
     versions = ", ".join(f"{name} {value}" for name, value in e["versions"].items())
     return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record.get('date') or e['date']}.\n"
 
 
-_METHODS = "methods-h200.json"
+_METHODS, _DECODE = "methods-h200.json", "decode-h200.json"
 TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "lossless": ("lossless-h200.json", _lossless),
     "promises": ("promises-cpu.json", _promises),
@@ -218,6 +174,10 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "bfloat16": (_METHODS, _bfloat16),
     "speed": (_METHODS, _speed),
     "lengths": (_METHODS, _lengths),
+    "decode": (_DECODE, decode),
+    "ratios": (_DECODE, ratio),
+    "parity": ("parity-h200.json", parity),
+    "both-sides": ("decode-parity-h200.json", both_sides),
 }
 
 

@@ -85,14 +85,17 @@ def _check(params: Params, state: DecodeState, branches: Branches, how: How, tur
     return _loop(turns, once, (branches, state.row.start))
 
 
-def _head(params: Params, state: DecodeState, branches: Branches, hidden: Array, how: How, turns: Array) -> Ranked:
-    def once(given: tuple[DecodeState, Branches, Array]) -> Ranked:
-        state, branches, hidden = given
-        nothing = jnp.zeros(branches.valid.shape, bool)
-        checked = Checked(hidden, (), jnp.zeros((*nothing.shape[:1], how.model.layers, 2), jnp.int32), nothing)
+def _head(params: Params, state: DecodeState, branches: Branches, checked: Checked, how: How, turns: Array) -> Ranked:
+    def once(given: tuple[DecodeState, Branches, Checked]) -> Ranked:
+        state, branches, checked = given
         return Distributions(params, branches, checked, state.row, how.model, how.config, how.graph).greedy
 
-    return _loop(turns, once, (state.replace(cache=()), branches, hidden))
+    return _loop(turns, once, (state.replace(cache=()), branches, checked))
+
+
+def _without_kv(checked: Checked) -> Checked:
+    """What the head takes of a check."""
+    return checked._replace(kv=())
 
 
 def _step(params: Params, state: DecodeState, how: How, turns: Array) -> DecodeState:
@@ -158,12 +161,12 @@ def compile_programs(params: Params, prompts: np.ndarray, lengths: np.ndarray, s
         first = jax.eval_shape(_begin, params, prompts, lengths, how)
         state = jax.eval_shape(_rebase, first, index, zeros)
         branches = jax.eval_shape(_lay_out, state, how)
-        hidden = jax.eval_shape(_check, params, state, branches, how, turns).hidden
+        checked = _without_kv(jax.eval_shape(_check, params, state, branches, how, turns))
         jobs[name, "decode"] = function, (params, prompts, lengths, *rest)
         jobs[name, "begin"] = _begin, (params, prompts, lengths, how)
         jobs[name, "lay_out"] = _lay_out, (state, how)
         jobs[name, "check"] = _check, (params, state, branches, how, turns)
-        jobs[name, "head"] = _head, (params, state, branches, hidden, how, turns)
+        jobs[name, "head"] = _head, (params, state, branches, checked, how, turns)
         jobs[name, "step"] = _step, (params, state, how, turns)
 
     def build(job: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Compiled, float]:
@@ -231,7 +234,7 @@ class JaxSide:
             case "check":
                 return self.params, state, self.lay_out(state), self.how
             case "head":
-                return self.params, state, self.lay_out(state), self._checked(state).hidden, self.how
+                return self.params, state, self.lay_out(state), _without_kv(self._checked(state)), self.how
             case "step":
                 return self.params, state, self.how
 

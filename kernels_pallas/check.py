@@ -1,22 +1,23 @@
 """One check on the kernels: the same branches in, the same states out as `specfold_jax.model.check`, in a handful of launches a layer.
 
-The residual stream lies in rows (batch, branch, position), its width padded to whole warpgroups. Between products it waits together with
-the sums that are still to be added to it, which the next row kernel does on its way.
+Valid branches come first, those of all sequences in one list, so that one number says which rows are there: nothing is done for others.
+The residual stream lies in rows (branch, position), its width padded to whole warpgroups. Between products it waits together with the
+sums that are still to be added to it, which the next row kernel does on its way.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.attention import branch_attention, check_sizes
+from kernels_pallas.front import Listed
 from kernels_pallas.launch import LANES, pad
 from kernels_pallas.linear import linear, silu_pair
 from kernels_pallas.pack import pack
 from kernels_pallas.qkv import HEADS_MULTIPLE, Turns, attention_inputs
 from kernels_pallas.rows import NEVER, Norm, advance_norm, gate, needs, norm
 from specfold_jax.config import FoldConfig, ModelConfig
-from specfold_jax.fold import take_branch
 from specfold_jax.model import Branches, Cache, Checked, Params, embed
 
 
@@ -40,29 +41,35 @@ class _Entered(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What the rows of a check are, the same for all layers. `flags` marks those of valid branches."""
+    """What the rows of a check are, the same for all layers: the first `here` of `number` are there, `flags` marks them."""
 
-    branches: Branches
+    listed: Listed
     fold: FoldConfig | None
+    here: Int[Array, "1"]
     flags: Int[Array, " padded_rows"]
     reference: Int[Array, " rows"]
     need: Int[Array, " rows"]
 
-    @property
-    def number(self) -> int:
-        return self.branches.tokens.size
+    @classmethod
+    def of(cls, listed: Listed, fold: FoldConfig | None) -> Self:
+        """The rows of the listed branches."""
+        here = listed.front.count * listed.tokens.shape[1]
+        flags = (jnp.arange(-(-listed.tokens.size // LANES) * LANES, dtype=jnp.int32) < here).astype(jnp.int32)
+        revealed = listed.tokens != listed.tokens[listed.parent]
+        return cls(listed, fold, here, flags, *needs(listed.parent, revealed, fold is not None and fold.force_revealed))
 
     def enter(self, pending: _Pending, at: Norm, flags: Array, gated: bool) -> _Entered:
         """Adds what is pending; then norms the rows, all of them or, folding, those that a gate (or `flags`) names."""
         if self.fold is None:
-            x, normed = (pending.x, norm(pending.x, at)) if pending.sums is None else advance_norm(*pending, at)
-            return _Entered(x, normed, jnp.full((1,), self.number, jnp.int32), None, None, flags)
+            x, sums, slot = pending
+            x, normed = (x, norm(x, at)) if sums is None else advance_norm(x, sums, slot, self.here, at)
+            return _Entered(x, normed, self.here, None, None, flags)
         x, tau = pending.x, jnp.full((1,), self.fold.tau, jnp.float32)
         if gated or pending.sums is not None:
             need = self.need if gated else jnp.full_like(self.need, NEVER)
-            x, found = gate(*pending, self.reference, need, tau)
+            x, found = gate(*pending, self.reference, need, self.here, tau)
             flags = found if gated else flags
-        return _Entered(x, *pack(x, flags, self.branches.parent, at), flags)
+        return _Entered(x, *pack(x, flags, self.listed.parent, self.here, at), flags)
 
 
 def check(
@@ -75,49 +82,58 @@ def check(
     if fold is not None and fold.reference != "parent":
         raise NotImplementedError(f"fold.reference={fold.reference!r} is not supported by the Pallas kernels; use 'parent', or impl='xla'")
     check_sizes(branches.tokens.shape[2], model.head_dim)
-    shape = branches.tokens.shape
-    positions = branches.starts()[..., None] + jnp.arange(shape[2], dtype=jnp.int32)
-    rows, turns = _rows(branches, fold), Turns.of(positions.reshape(-1), model)
+    listed = Listed.of(branches)
+    rows, (entries, block) = _Rows.of(listed, fold), listed.tokens.shape
+    turns = Turns.of((listed.start[:, None] + jnp.arange(block, dtype=jnp.int32)).reshape(-1), model)
     whole, twice = fold is None or fold.scope == "layer", fold is not None and (fold.gates == 2 or fold.scope == "ffn")
-    everyone = jnp.full((1,), rows.number, jnp.int32)
+    spots = listed.sequence, prefix, branches.causal, listed.context, listed.front.count
 
     def norm_of(weight: Array) -> Norm:
         return Norm(pad(weight, 0, LANES), model.norm_eps, model.dim)
 
-    pending = _Pending(pad(embed(params, branches.tokens).reshape(rows.number, -1), 1, LANES), None, None)
+    pending = _Pending(pad(embed(params, listed.tokens).reshape(entries * block, -1), 1, LANES), None, None)
     kv, computed = [], []
     for n, layer in enumerate(params["layers"]):
         first = rows.enter(pending, norm_of(layer["attn_norm"]), rows.flags, gated=whole)
-        qkv = _attention_inputs(layer, first, turns, model).reshape(*shape, -1, model.head_dim)
-        o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), prefix, branches.causal, branches.context, model.heads)
+        qkv = _attention_inputs(layer, first, rows.here, turns, model).reshape(entries, block, -1, model.head_dim)
+        o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), *spots, model.heads).reshape(entries * block, -1)
         if fold is not None and not fold.correction:
-            o = take_branch(o, (first.source // shape[2] % shape[1]).reshape(shape))
-        sums = linear(o.reshape(rows.number, -1), pad(layer["o"], 0, LANES), everyone)
+            o = o[first.source]
+        sums = linear(o, pad(layer["o"], 0, LANES), rows.here)
         second = rows.enter(_Pending(first.x, sums, None), norm_of(layer["ffn_norm"]), first.flags, gated=twice)
         hidden = silu_pair(second.normed, layer["gate_up"], second.count)
         pending = _Pending(second.x, linear(hidden, pad(layer["down"], 0, LANES), second.count), second.slot)
-        kv.append(tuple(jnp.split(qkv, [model.heads + n * model.kv_heads for n in range(3)], axis=3)[1:3]))
-        computed.append(jnp.stack([first.flags, second.flags])[:, : rows.number].reshape(2, *shape) > 0)
-    _, normed = advance_norm(*pending, norm_of(params["norm"]))
-    number = jnp.sum(jnp.stack(computed), axis=-1, dtype=jnp.int32)  # [layers, 2, batch, branch]
+        kv.append(tuple(jnp.split(qkv, [model.heads + n * model.kv_heads for n in range(3)], axis=2)[1:3]))
+        computed.append(jnp.stack([first.flags, second.flags])[:, : entries * block].reshape(2, entries, block))
+    _, normed = advance_norm(*pending, rows.here, norm_of(params["norm"]))
+    return _checked(branches, listed, normed[:, : model.dim].reshape(entries, block, -1), kv, jnp.stack(computed))
+
+
+def _checked(
+    branches: Branches, listed: Listed, hidden: Array, kv: list[tuple[Array, Array]], computed: Int[Array, "layers two branch block"]
+) -> Checked:
+    """The results, branches still where they stand in the list; numbers of computed rows by sequence."""
+    place = listed.front.place.reshape(branches.valid.shape)
+    number = jnp.sum(computed, axis=3, dtype=jnp.int32)[:, :, place]  # [layers, 2, batch, branch]
     drafts = jnp.sum(jnp.where(branches.drafts(), number, 0), axis=-1)
-    folded = branches.valid & jnp.any(number < shape[2], axis=(0, 1))
-    return Checked(normed[:, : model.dim].reshape(*shape, -1), tuple(kv), jnp.moveaxis(drafts, 2, 0), folded)
+    folded = branches.valid & jnp.any(number < hidden.shape[1], axis=(0, 1))
+
+    def spread(x: Array) -> Array:
+        return x.reshape(*branches.valid.shape, *x.shape[1:])
+
+    kv = tuple((spread(k), spread(v)) for k, v in kv)
+    return Checked(spread(hidden), kv, jnp.moveaxis(drafts, 2, 0), folded, place)
 
 
-def _rows(branches: Branches, fold: FoldConfig | None) -> _Rows:
-    parents = jnp.take_along_axis(branches.tokens, branches.parent[..., None], axis=1)
-    force = fold is not None and fold.force_revealed
-    valid = jnp.broadcast_to(branches.valid[..., None], branches.tokens.shape).reshape(-1).astype(jnp.int32)
-    return _Rows(branches, fold, pad(valid, 0, LANES), *needs(branches.parent, branches.tokens != parents, branches.valid, force))
-
-
-def _attention_inputs(layer: Params, entered: _Entered, turns: Turns, model: ModelConfig) -> Float[Array, "rows all_heads head_dim"]:
+def _attention_inputs(
+    layer: Params, entered: _Entered, here: Array, turns: Turns, model: ModelConfig
+) -> Float[Array, "rows all_heads head_dim"]:
     """Query, key and value heads of every row."""
     columns = HEADS_MULTIPLE * model.head_dim
     return attention_inputs(
         linear(entered.normed, pad(layer["qkv"], 0, columns), entered.count),
         entered.slot,
+        here,
         turns,
         pad(layer["qkv_bias"], 0, columns) if model.qkv_bias else None,
         layer["q_norm"] if model.qk_norm else None,

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from kernels_pallas.front import Front
 from kernels_pallas.launch import LANES, SWIZZLED, check, check_main, launch, pad
 from kernels_pallas.tiles import ROWS
 from specfold_jax.noise import draw
@@ -38,6 +39,26 @@ class Tile(NamedTuple):
 TILE = Tile()
 
 
+def rank_wanted(
+    hidden: Float[Array, "rows dim"],
+    weight: Float[Array, "vocab dim"],
+    seed: Int[Array, " rows"],
+    position: Int[Array, " rows"],
+    step: Int[Array, " rows"],
+    wanted: Bool[Array, " rows"],
+    temperature: Float[Array, ""],
+    mask_id: int,
+    ranks: int,
+) -> tuple[Int[Array, "rows ranks"], Float[Array, " rows"], Float[Array, " rows"]]:
+    """`head` of the wanted rows; what is not wanted is unspecified, and costs nothing beyond the tile it shares."""
+    if hidden.shape[0] <= ROWS:  # one tile either way
+        return head(hidden, weight, seed, position, step, temperature, mask_id, ranks)
+    front = Front.of(wanted)
+    hidden, *names = (front.there(x) for x in (hidden, seed, position, step))
+    tokens, odds, gap = (front.back(x) for x in head(hidden, weight, *names, temperature, mask_id, ranks, front.count))
+    return tokens, odds, gap
+
+
 @partial(jax.jit, static_argnames=("mask_id", "ranks", "tile"))
 def head(
     hidden: Float[Array, "rows dim"],
@@ -48,13 +69,17 @@ def head(
     temperature: Float[Array, ""],
     mask_id: int,
     ranks: int,
+    count: Int[Array, "1"] | None = None,
     tile: Tile = TILE,
 ) -> tuple[Int[Array, "rows ranks"], Float[Array, " rows"], Float[Array, " rows"]]:
     """`tokens` int32 [rows, ranks] best first, `odds` and `gap` fp32 [rows], of scores hidden @ weight.T, over T and with noise if T > 0.
 
     MASK is never a candidate, but counts in the log-odds; ties go to the lowest id. `seed`, `position`, `step` int32 name the noise.
+    Rows from `count` on (None: none) are unspecified.
     bf16 or fp16; a vocabulary that is no multiple of 8 or a dim that is no multiple of the tile's depth costs a copy of the weight.
     """
+    count = jnp.full((1,), hidden.shape[0], jnp.int32) if count is None else count
+    check("count", count, (1,), jnp.int32)
     _check(hidden, weight, (seed, position, step), mask_id, ranks, tile)
     rows, vocab, kept = hidden.shape[0], weight.shape[0], max(ranks, 2)
     hidden, weight = pad(pad(hidden, 0, ROWS), 1, tile.depth), pad(pad(weight, 0, 8), 1, tile.depth)
@@ -62,8 +87,8 @@ def head(
     temperature = jnp.reshape(jnp.asarray(temperature, jnp.float32), 1)
     shares = pl.cdiv(vocab, tile.columns) * (tile.columns // tile.share)
     width = pl.cdiv(shares, LANES) * LANES
-    parts = _logits(hidden, weight, *names, temperature, vocab, mask_id, kept, tile, width)
-    return _merge(*parts, rows, vocab, ranks, tile.share, shares)
+    parts = _logits(hidden, weight, *names, temperature, count, vocab, mask_id, kept, tile, width)
+    return _merge(*parts, count, rows, vocab, ranks, tile.share, shares)
 
 
 def _check(hidden, weight, names, mask_id: int, ranks: int, tile: Tile) -> None:
@@ -81,14 +106,14 @@ def _check(hidden, weight, names, mask_id: int, ranks: int, tile: Tile) -> None:
         raise ValueError(f"{ranks=} must be at least 1 and below the vocabulary of {vocab}")
 
 
-def _logits(hidden, weight, seed, position, step, temperature, vocab, mask_id, kept, tile: Tile, width: int):
+def _logits(hidden, weight, seed, position, step, temperature, count, vocab, mask_id, kept, tile: Tile, width: int):
     """`score` fp32 and `token` int32 [rows, kept * width]: the best of every share, rank by rank. `rest` fp32 [rows, 3 * width]: the best
     candidate's logit, then maximum and sum over the other entries. Padding past the last share is not written."""
     rows, dim = hidden.shape
     steps, shares = dim // tile.depth, tile.columns // tile.share
     by_row = plgpu.Layout.WGMMA.reduce(1)
 
-    def body(hidden, weight, seed, position, step, temperature, score_out, token_out, rest_out):
+    def body(hidden, weight, seed, position, step, temperature, count, score_out, token_out, rest_out):
         column, row = lax.axis_index("column"), lax.axis_index("row")
         here = pl.ds(row * ROWS, ROWS)
 
@@ -148,16 +173,18 @@ def _logits(hidden, weight, seed, position, step, temperature, vocab, mask_id, k
             plgpu.emit_pipeline(advance, grid=(steps,), in_specs=[a, b], max_concurrent_steps=stages)(hidden, weight)
             return acc[...]
 
-        logits = pl.run_scoped(product, plgpu.ACC((ROWS, tile.columns), jnp.float32))
-        for share in range(shares):
-            epilogue(logits, share)
+        @pl.when(row * ROWS < count[0])
+        def _():
+            logits = pl.run_scoped(product, plgpu.ACC((ROWS, tile.columns), jnp.float32))
+            for share in range(shares):
+                epilogue(logits, share)
 
     out = [jax.ShapeDtypeStruct((rows, n * width), dtype) for n, dtype in ((kept, jnp.float32), (kept, jnp.int32), (3, jnp.float32))]
     grid = {"column": pl.cdiv(vocab, tile.columns), "row": rows // ROWS}  # tiles that share columns of the weight run together
-    return launch("head", body, out, grid, hidden, weight, seed, position, step, temperature)
+    return launch("head", body, out, grid, hidden, weight, seed, position, step, temperature, count)
 
 
-def _merge(score, token, rest, rows: int, vocab: int, ranks: int, share: int, shares: int):
+def _merge(score, token, rest, count, rows: int, vocab: int, ranks: int, share: int, shares: int):
     """One program: all shares of one row. Every share's best but the winner goes back among the rest."""
     width = rest.shape[1] // 3
     kept = score.shape[1] // width
@@ -168,28 +195,31 @@ def _merge(score, token, rest, rows: int, vocab: int, ranks: int, share: int, sh
         place = lax.rem(plgpu.broadcasted_iota(jnp.int32, (fields * width,), 0, layout=layout), width)
         return jnp.where(place < shares, plgpu.load(ref.at[row, pl.ds(first * width, fields * width)], layout=layout), other), place
 
-    def body(score, token, rest, tokens, odds, gap):
+    def body(score, token, rest, count, tokens, odds, gap):
         row = lax.axis_index("row")
-        scores, _ = load(score, row, 0, kept, -_INFINITY)
-        ids, _ = load(token, row, 0, kept, vocab)
-        best, found = [], []
-        for _ in range(kept):
-            best.append(jnp.max(scores))
-            lowest = jnp.min(jnp.where(scores == best[-1], ids, vocab))
-            found.append(jnp.minimum(lowest, vocab - 1))  # a row of NaN has no best
-            scores = jnp.where(ids == found[-1], -_INFINITY, scores)
-        for rank in range(ranks):
-            tokens[row, rank] = found[rank]
-        gap[row] = best[0] - best[1]
-        chosen, place = load(rest, row, 0, 1, -_INFINITY)
-        highest, _ = load(rest, row, 1, 1, -_INFINITY)
-        total, _ = load(rest, row, 2, 1, 0.0)
-        won = place == lax.div(found[0], share)
-        others = jnp.where(won, -_INFINITY, chosen)
-        top = jnp.max(jnp.maximum(highest, others))
-        top = jnp.where(top == -_INFINITY, 0.0, top)
-        total = jnp.sum(total * jnp.exp(highest - top) + jnp.exp(others - top))
-        odds[row] = jnp.sum(jnp.where(won, chosen, 0.0)) - (top + jnp.log(total))
+
+        @pl.when(row < count[0])
+        def _():
+            scores, _ = load(score, row, 0, kept, -_INFINITY)
+            ids, _ = load(token, row, 0, kept, vocab)
+            best, found = [], []
+            for _ in range(kept):
+                best.append(jnp.max(scores))
+                lowest = jnp.min(jnp.where(scores == best[-1], ids, vocab))
+                found.append(jnp.minimum(lowest, vocab - 1))  # a row of NaN has no best
+                scores = jnp.where(ids == found[-1], -_INFINITY, scores)
+            for rank in range(ranks):
+                tokens[row, rank] = found[rank]
+            gap[row] = best[0] - best[1]
+            chosen, place = load(rest, row, 0, 1, -_INFINITY)
+            highest, _ = load(rest, row, 1, 1, -_INFINITY)
+            total, _ = load(rest, row, 2, 1, 0.0)
+            won = place == lax.div(found[0], share)
+            others = jnp.where(won, -_INFINITY, chosen)
+            top = jnp.max(jnp.maximum(highest, others))
+            top = jnp.where(top == -_INFINITY, 0.0, top)
+            total = jnp.sum(total * jnp.exp(highest - top) + jnp.exp(others - top))
+            odds[row] = jnp.sum(jnp.where(won, chosen, 0.0)) - (top + jnp.log(total))
 
     out = jax.ShapeDtypeStruct((rows, ranks), jnp.int32), *[jax.ShapeDtypeStruct((rows,), jnp.float32)] * 2
-    return tuple(launch("merge", body, out, {"row": rows}, score, token, rest))
+    return tuple(launch("merge", body, out, {"row": rows}, score, token, rest, count))

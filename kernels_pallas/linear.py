@@ -1,11 +1,15 @@
 """Products of packed rows with a weight, at the speed at which the weight arrives.
 
-A program multiplies a tile of rows with a tile of the weight's rows; tiles past `count` return at once. Narrow weights are split along
-the summed axis too, so that every multiprocessor reads its share: each split leaves a sum of its own, and the kernel that reads them adds
-them in order. The split follows from the weight's shape alone, so a row's bits do not depend on the rows beside it.
+A program multiplies a tile of rows with a tile of the weight's rows, in blocks of 64 rows as far as `count` goes; tiles past it return at
+once. One warpgroup loads, into as many stages as the blocks leave room for; others multiply. The programs of a cluster, neighbours along
+the weight's rows, each load a part of the rows of x for all.
+
+Narrow weights are split along the summed axis too, so that every multiprocessor reads its share: each split leaves a sum of its own, and
+the kernel that reads them adds them in order. The split follows from the weight's shape alone, so a row's bits do not depend on the rows
+beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,9 +21,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.launch import SWIZZLED, THREAD, check, check_main, launch
-from kernels_pallas.tiles import DEPTH, ROWS, Tile, pair_tile, product_tile
+from kernels_pallas.tiles import DEPTH, MOST_STAGES, ROWS, Tile, pair_tile, product_tile
 
-MEMORY_REGISTERS = 40
+MEMORY_REGISTERS = 24
+"""A thread's, in the warpgroup that loads."""
+CLUSTER = "neighbour"
+"""The axis of programs that load their rows of x together."""
 
 
 @partial(jax.jit, static_argnames="tile")
@@ -32,7 +39,7 @@ def linear(
     """
     _check(x, weight, count, parts=1)
     tile = tile or product_tile(*weight.shape, x.shape[0])
-    return _product("linear", x, weight, count, tile, (weight.shape[0],), lambda total: total, jnp.float32)
+    return _product("linear", x, weight, count, tile, 1, lambda total: total, jnp.float32)
 
 
 @partial(jax.jit, static_argnames="tile")
@@ -41,14 +48,14 @@ def silu_pair(
 ) -> Float[Array, "rows hidden"]:
     """silu(gate) * up of x @ weight.T (gate rows first), for the first `count` rows; other rows are unspecified."""
     _check(x, weight, count, parts=2)
-    hidden, dtype = weight.shape[0] // 2, x.dtype
-    tile = tile or pair_tile(hidden, x.shape[0])
+    dtype = x.dtype
+    tile = tile or pair_tile(weight.shape[0] // 2, x.shape[0])
 
     def finish(gate: Array, up: Array) -> Array:
         wide = gate.astype(dtype).astype(jnp.float32)
         return (wide / (1 + jnp.exp(-wide))).astype(dtype) * up.astype(dtype)
 
-    return _product("silu_pair", x, weight, count, tile, (hidden, hidden), finish, dtype)[0]
+    return _product("silu_pair", x, weight, count, tile, 2, finish, dtype)[0]
 
 
 def _check(x: Array, weight: Array, count: Array, parts: int) -> None:
@@ -62,58 +69,145 @@ def _check(x: Array, weight: Array, count: Array, parts: int) -> None:
 
 
 def _product(
-    name: str, x: Array, weight: Array, count: Array, tile: Tile, parts: Sequence[int], finish: Callable[..., Array], dtype: Any
+    name: str, x: Array, weight: Array, count: Array, tile: Tile, parts: int, finish: Callable[..., Array], dtype: Any
 ) -> Float[Array, "splits rows columns"]:
     """finish(x @ part.T for the equal parts of the weight's rows), tile by tile."""
-    rows, columns = x.shape[0], parts[0]
-    height, steps = tile.warpgroups * ROWS, weight.shape[1] // DEPTH // tile.splits
+    rows, columns = x.shape[0], weight.shape[0] // parts
+    height, steps = tile.blocks * ROWS, weight.shape[1] // DEPTH // tile.splits
+    apart = parts if tile.apart else 1  # warpgroups that share a block
+    turns, width = tile.warpgroups // apart, parts * tile.columns // apart
 
-    def body(x_ref: Any, weight_ref: Any, count_ref: Any, out_ref: Any) -> None:
-        split, column, row = (lax.axis_index(name) for name in ("split", "column", "row"))
-        group = lax.axis_index(THREAD)
-        mine = pl.ds(group * ROWS, ROWS)
+    def body(x_ref: Any, weight_ref: Any, count_ref: Any, out_ref: Any, tiles: Any, out_tile: Any, *barriers: Any) -> None:
+        loaded, freed, handed, taken = barriers
+        split, row, group = (lax.axis_index(name) for name in ("split", "row", THREAD))
+        first = (lax.axis_index("column") * tile.cluster + lax.axis_index(CLUSTER)) * tile.columns
+        blocks = jnp.clip(-(-(count_ref[0] - row * height) // ROWS), 0, tile.blocks)
+        turn = group // apart
+        stride = parts * tile.columns + blocks * ROWS  # from stage to stage: the weight's rows, then those of x
+        stages = jnp.minimum(min(MOST_STAGES, steps), tile.stage_rows(parts) // stride)
 
-        def pipeline(compute: Callable[..., Any], context: Callable[..., Any]) -> Any:
-            block = partial(plgpu.BlockSpec, transforms=SWIZZLED, delay_release=1)
-            return plgpu.emit_pipeline_warp_specialized(
-                compute,
-                grid=(steps,),
-                memory_registers=MEMORY_REGISTERS,
-                in_specs=[
-                    block((height, DEPTH), lambda k: (row, split * steps + k)),
-                    *(block((tile.columns, DEPTH), lambda k: (column, split * steps + k)) for _ in parts),
-                ],
-                wg_axis=THREAD,
-                num_compute_wgs=tile.warpgroups,
-                max_concurrent_steps=min(tile.stages, max(steps, 2)),
-                compute_context=context,
-            )
+        def load(high: int) -> None:
+            """All steps of `high` blocks. A stage is filled again when the whole cluster has freed it; in the end nothing is under way."""
+            plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
 
-        def multiply(_: Any, x_tile: Any, *tiles_and_sums: Any) -> Any:
-            *tiles, sums = tiles_and_sums
-            for total, weight_tile in zip(sums, tiles, strict=True):
-                plgpu.wgmma(total, x_tile.at[mine], weight_tile.transpose((1, 0)))
-            plgpu.wgmma_wait(1)
-            return sums
+            def fill(step: Array, _: None) -> None:
+                stage, summed = lax.rem(step, stages), pl.ds((split * steps + step) * DEPTH, DEPTH)
 
-        def store(evaluate: Callable[..., Any], out_tile: Any) -> None:
-            def summed(*sums: Any) -> Array:
-                evaluate(sums)
-                return finish(*(total[...] for total in sums))
+                @pl.when(step >= stages)
+                def _() -> None:
+                    plgpu.barrier_wait(freed.at[stage])
 
-            out_tile[group] = pl.run_scoped(summed, *(plgpu.ACC((ROWS, tile.columns), jnp.float32) for _ in parts)).astype(dtype)
+                for n in range(parts):
+                    part, there = (pl.ds(start, tile.columns) for start in (n * columns + first, stage * stride + n * tile.columns))
+                    plgpu.copy_gmem_to_smem(weight_ref.at[part, summed], tiles.at[there], loaded.at[stage])
+                block, there = (pl.ds(start, high * ROWS) for start in (row * height, stage * stride + parts * tile.columns))
+                plgpu.copy_gmem_to_smem(x_ref.at[block, summed], tiles.at[there], loaded.at[stage], collective_axes=CLUSTER)
+
+            def drain(step: Array, _: None) -> None:
+                plgpu.barrier_wait(freed.at[lax.rem(step, stages)])
+
+            lax.fori_loop(0, steps, fill, None)
+            lax.fori_loop(steps - stages, steps, drain, None)
+
+        def compute(high: int) -> None:
+            """The sums of `high` blocks, this warpgroup's, and what comes of them."""
+            plgpu.set_max_registers(_registers(tile.warpgroups), action="increase")
+            mine = [(n * turns + turn) * ROWS for n in range(high)]
+
+            def summed(*sums: Any) -> list[Array]:
+                def add(step: Array, stage: Array) -> Array:
+                    plgpu.barrier_wait(loaded.at[stage])
+                    part = tiles.at[pl.ds(stage * stride + lax.rem(group, apart) * width, width)]
+                    for total, block in zip(sums, mine, strict=True):
+                        factor = tiles.at[pl.ds(stage * stride + parts * tile.columns + block, ROWS)]
+                        plgpu.wgmma(total, factor, part.transpose((1, 0)))
+                    plgpu.wgmma_wait(high)
+
+                    @pl.when(step > 0)
+                    def _() -> None:
+                        plgpu.barrier_arrive(freed.at[jnp.where(stage == 0, stages, stage) - 1])
+
+                    return jnp.where(stage == stages - 1, 0, stage + 1)
+
+                lax.fori_loop(0, steps, add, jnp.int32(0))
+                plgpu.wgmma_wait(0)
+                plgpu.barrier_arrive(freed.at[lax.rem(steps - 1, stages)])
+                return [total[...] for total in sums]
+
+            totals = pl.run_scoped(summed, *[plgpu.ACC((ROWS, width), jnp.float32)] * high)
+            starts = [(n, start) for n in range(high) for start in range(0, tile.columns, tile.chunk)]
+            pieces = [[totals[n][:, k : k + tile.chunk] for k in range(start, width, tile.columns)] for n, start in starts]
+
+            @pl.when(group % apart > 0)
+            def _() -> None:
+                for n, (up,) in enumerate(pieces if apart > 1 else ()):
+                    if n:
+                        plgpu.barrier_wait(taken)
+                    out_tile[group, 0] = up.astype(dtype)
+                    plgpu.barrier_arrive(handed)
+
+            @pl.when(group % apart == 0)
+            def _() -> None:
+                for n, piece in enumerate(pieces):
+                    if apart > 1:
+                        plgpu.barrier_wait(handed)
+                        piece.append(out_tile[group + 1, 0])
+                        if n + 1 < len(pieces):
+                            plgpu.barrier_arrive(taken)
+                    store(mine[starts[n][0]], starts[n][1], n % tile.slots, finish(*piece).astype(dtype))
+                plgpu.wait_smem_to_gmem(0)
+
+        def store(block: Array, start: int, slot: int, result: Array) -> None:
+            plgpu.wait_smem_to_gmem(tile.slots - 1, wait_read_only=True)
+            out_tile[group, slot] = result
             plgpu.commit_smem()
-            here = pl.ds(row * height + group * ROWS, ROWS), pl.ds(column * tile.columns, tile.columns)
-            plgpu.copy_smem_to_gmem(out_tile.at[group], out_ref.at[split].at[*here])
-            plgpu.wait_smem_to_gmem(0)
+            here = pl.ds(row * height + block, ROWS), pl.ds(first + start, tile.chunk)
+            plgpu.copy_smem_to_gmem(out_tile.at[group, slot], out_ref.at[split].at[*here])
 
-        @pl.when(row * height < count_ref[0])
+        def skip() -> None:
+            """A warpgroup without rows."""
+
+            def free(step: Array, _: None) -> None:
+                plgpu.barrier_wait(loaded.at[lax.rem(step, stages)])
+                plgpu.barrier_arrive(freed.at[lax.rem(step, stages)])
+
+            lax.fori_loop(0, steps, free, None)
+
+        @pl.when(blocks > 0)
         def _() -> None:
-            @partial(pl.run_scoped, out_tile=plgpu.SMEM((tile.warpgroups, ROWS, tile.columns), dtype), collective_axes=THREAD)
-            def _(out_tile: Any) -> None:
-                weights = [weight_ref.at[pl.ds(sum(parts[:n]), part)] for n, part in enumerate(parts)]
-                pipeline(multiply, lambda evaluate: store(evaluate, out_tile))(x_ref, *weights)
+            @pl.when(group == tile.warpgroups)
+            def _() -> None:
+                lax.switch(blocks - 1, [partial(load, n + 1) for n in range(tile.blocks)])
 
-    grid = {"split": tile.splits, "column": -(-columns // tile.columns), "row": -(-rows // height)}
-    out = jax.ShapeDtypeStruct((tile.splits, rows, columns), dtype)
-    return launch(name, body, out, grid, x, weight, count, warpgroups=tile.warpgroups + 1)
+            @pl.when(group < tile.warpgroups)
+            def _() -> None:
+                most = -(-tile.blocks // turns)
+                lax.switch(-(-(blocks - turn) // turns), [skip, *(partial(compute, n + 1) for n in range(most))])
+
+    grid = {"split": tile.splits, "column": -(-columns // (tile.columns * tile.cluster)), "row": -(-rows // height)}
+    return launch(
+        name,
+        body,
+        jax.ShapeDtypeStruct((tile.splits, rows, columns), dtype),
+        grid,
+        x,
+        weight,
+        count,
+        warpgroups=tile.warpgroups + 1,
+        cluster=(tile.cluster,),
+        cluster_names=(CLUSTER,),
+        scratch_types=[
+            plgpu.SMEM((tile.stage_rows(parts), DEPTH), x.dtype, transforms=SWIZZLED),
+            plgpu.SMEM((tile.warpgroups, tile.slots, ROWS, tile.chunk), dtype),
+            plgpu.Barrier(num_arrivals=parts + 1, num_barriers=MOST_STAGES),
+            plgpu.ClusterBarrier(collective_axes=(CLUSTER,), num_arrivals=tile.warpgroups, num_barriers=MOST_STAGES),
+            plgpu.Barrier(),
+            plgpu.Barrier(),
+        ],
+    )
+
+
+def _registers(warpgroups: int) -> int:
+    """A thread's, in warpgroups that multiply: their share of what the program is launched with, or the last would wait for ever."""
+    launched = 512 // (warpgroups + 1) // 8 * 8
+    return min(256, (launched * (warpgroups + 1) - MEMORY_REGISTERS) // warpgroups // 8 * 8)

@@ -17,18 +17,16 @@ NEVER, GATED, ALWAYS = range(3)
 
 
 def needs(
-    parent: Int[Array, "batch branch"], revealed: Bool[Array, "batch branch block"], valid: Bool[Array, "batch branch"], force: bool
+    parent: Int[Array, " branch"], revealed: Bool[Array, "branch block"], force: bool
 ) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
-    """Of every row (batch, branch, position): the row of the parent branch that the gate compares it with, and its need.
+    """Of every row (branch, position): the row of the parent branch that the gate compares it with, and its need.
 
     A branch that is its own parent is always computed; with `force`, so is what is `revealed` in a branch and not in its parent.
     """
-    batch, branches, block = revealed.shape
-    first = jnp.arange(batch, dtype=jnp.int32)[:, None] * branches
-    reference = ((first + parent) * block)[..., None] + jnp.arange(block, dtype=jnp.int32)
-    forced = (parent == jnp.arange(branches))[..., None] | (revealed & force)
-    need = jnp.where(valid[..., None], jnp.where(forced, ALWAYS, GATED), NEVER)
-    return reference.reshape(-1), need.astype(jnp.int32).reshape(-1)
+    branches, block = revealed.shape
+    reference = (parent * block)[:, None] + jnp.arange(block, dtype=jnp.int32)
+    forced = (parent == jnp.arange(branches))[:, None] | (revealed & force)
+    return reference.reshape(-1), jnp.where(forced, ALWAYS, GATED).astype(jnp.int32).reshape(-1)
 
 
 def advance(x_ref: Any, sums_ref: Any, row: Array, slot: Array) -> Array:
@@ -69,20 +67,28 @@ def norm(x: Float[Array, "rows width"], norm: Norm) -> Float[Array, "rows width"
 
 @jax.jit
 def advance_norm(
-    x: Float[Array, "rows width"], sums: Float[Array, "splits capacity width"], slot: Int[Array, " rows"] | None, norm: Norm
+    x: Float[Array, "rows width"],
+    sums: Float[Array, "splits capacity width"],
+    slot: Int[Array, " rows"] | None,
+    here: Int[Array, "1"],
+    norm: Norm,
 ) -> tuple[Float[Array, "rows width"], Float[Array, "rows width"]]:
-    """The residual stream with the sums at each row's `slot` (None: its own) added, and that normed."""
-    _check_sums(x, sums, slot)
+    """The residual stream with the sums at each row's `slot` (None: its own) added, and that normed. From row `here` on: unspecified."""
+    _check_sums(x, sums, slot, here)
     check("weight", norm.weight, x.shape[1:], x.dtype)
     slots = () if slot is None else (slot,)
 
-    def body(x_ref: Any, sums_ref: Any, weight_ref: Any, *refs: Any) -> None:
+    def body(x_ref: Any, sums_ref: Any, here_ref: Any, weight_ref: Any, *refs: Any) -> None:
         *slot_ref, x_out, normed_out = refs
         row = lax.axis_index("row")
-        x_out[row] = advanced = advance(x_ref, sums_ref, row, slot_ref[0][row] if slot_ref else row)
-        normed_out[row] = norm(advanced, weight_ref[...])
 
-    return launch("advance_norm", body, (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2, {"row": x.shape[0]}, x, sums, norm.weight, *slots)
+        @pl.when(row < here_ref[0])
+        def _() -> None:
+            x_out[row] = advanced = advance(x_ref, sums_ref, row, slot_ref[0][row] if slot_ref else row)
+            normed_out[row] = norm(advanced, weight_ref[...])
+
+    outs = (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2
+    return launch("advance_norm", body, outs, {"row": x.shape[0]}, x, sums, here, norm.weight, *slots)
 
 
 @jax.jit
@@ -92,36 +98,38 @@ def gate(
     slot: Int[Array, " rows"] | None,
     reference: Int[Array, " rows"],
     need: Int[Array, " rows"],
+    here: Int[Array, "1"],
     tau: Float[Array, "1"],
 ) -> tuple[Float[Array, "rows width"], Int[Array, " flags"]]:
     """The residual stream with the sums at each row's `slot` added (None: its own), and which rows to compute: 1, else 0.
 
-    A row that `need` leaves to the gate is computed if not ||x - ref||^2 <= tau^2 ||ref||^2 (fp32), ref being row `reference`. Flags are
-    padded with 0 to a multiple of 128. `sums` None: nothing to add, as at the first layer.
+    A row that `need` leaves to the gate is computed if not ||x - ref||^2 <= tau^2 ||ref||^2 (fp32), ref being row `reference`. Rows from
+    `here` on are not there: unspecified, their flags 0, with which flags are padded to a multiple of 128. `sums` None: nothing to add,
+    as at the first layer.
     """
-    _check_sums(x, sums, slot)
+    _check_sums(x, sums, slot, here)
     rows = x.shape[0]
     for name, array in (("reference", reference), ("need", need)):
         check(name, array, (rows,), jnp.int32)
     check("tau", tau, (1,), jnp.float32)
-    given = {"x": x, "sums": sums, "slot": slot, "reference": reference, "need": need, "tau": tau}
+    given = {"x": x, "sums": sums, "slot": slot, "reference": reference, "need": need, "here": here, "tau": tau}
     names = [name for name, array in given.items() if array is not None]
 
     def body(*refs: Any) -> None:
         ref = dict(zip(names, refs, strict=False))
         *outs, flags_out = refs[len(names) :]
-        row = lax.axis_index("row")
+        row, here = lax.axis_index("row"), ref["here"][0]
 
         def read(at: Array) -> Array:
             if sums is None:
                 return ref["x"][at]
             return advance(ref["x"], ref["sums"], at, at if slot is None else ref["slot"][at])
 
-        @pl.when(row >= rows)
+        @pl.when(row >= here)
         def _() -> None:
             flags_out[row] = 0
 
-        @pl.when(row < rows)
+        @pl.when(row < here)
         def _() -> None:
             mine, needed = read(row), ref["need"][row]
             for out in outs:
@@ -140,8 +148,9 @@ def gate(
     return (x if sums is None else found[0]), found[-1]
 
 
-def _check_sums(x: Array, sums: Array | None, slot: Array | None) -> None:
+def _check_sums(x: Array, sums: Array | None, slot: Array | None, here: Array) -> None:
     _check(x)
+    check("here", here, (1,), jnp.int32)
     if sums is not None:
         check("sums", sums, (*sums.shape[:2], x.shape[1]), jnp.float32)
         if slot is None and sums.shape[1] != x.shape[0]:

@@ -30,11 +30,22 @@ def takes(implementation: str, case: Case, dtype: torch.dtype) -> bool:
     return implementation != "pallas" or (case.aligned and dtype != torch.float32 and case.op in PALLAS)
 
 
+def _split(inputs: Inputs) -> tuple[dict[str, jax.Array], tuple[tuple[str, Any], ...]]:
+    """Arrays for JAX, and what else there is."""
+    arrays = {name: _to_jax(x) for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+    return arrays, tuple((name, x) for name, x in inputs.items() if name not in arrays)
+
+
+def lowered(case: Case, dtype: torch.dtype) -> str:
+    """The case's program on the Pallas kernels, as it is given to a GPU."""
+    arrays, rest = _split(case.inputs(dtype, DEVICE))
+    return _compiled(case.op, rest, "pallas").trace(**arrays).lower(lowering_platforms=("cuda",)).as_text()
+
+
 def run(op: str, inputs: Inputs, implementation: str) -> Outputs:
     """The operation's outputs on the CPU: of packed operations the computed rows, of all others everything."""
     if implementation in ("jnp", "pallas"):
-        arrays = {name: _to_jax(x) for name, x in inputs.items() if isinstance(x, torch.Tensor)}
-        rest = tuple((name, x) for name, x in inputs.items() if name not in arrays)
+        arrays, rest = _split(inputs)
         with on_kernels() if implementation == "pallas" else contextlib.nullcontext():
             outputs = {name: _to_torch(x) for name, x in _compiled(op, rest, implementation)(**arrays).items()}
     else:

@@ -33,21 +33,27 @@ def _norm(weight: jax.Array, eps: float) -> Norm:
     return Norm(_wide(weight), eps, weight.shape[0])
 
 
+def _all(rows: jax.Array) -> jax.Array:
+    """Their number, as kernels take it."""
+    return jnp.full((1,), rows.shape[0], jnp.int32)
+
+
 def _gate(x: Any, parent: Any, revealed: Any, valid: Any, tau: float, reference: Any, force_revealed: bool) -> dict[str, Any]:
     assert reference == "parent"
-    rows = _wide(x.reshape(-1, x.shape[-1]))
-    tau = jnp.full((1,), tau, jnp.float32)
-    _, flags = gate(rows, None, None, *needs(parent, revealed, valid, force_revealed), tau)
-    _, _, _, source = pack(rows, flags, parent, _norm(jnp.ones(x.shape[-1], x.dtype), 1e-6))
-    shape = revealed.shape
+    rows, shape = _wide(x.reshape(-1, x.shape[-1])), revealed.shape
+    tau, here = jnp.full((1,), tau, jnp.float32), _all(rows)
+    parents = (parent + jnp.arange(shape[0], dtype=jnp.int32)[:, None] * shape[1]).reshape(-1)
+    reference, need = needs(parents, revealed.reshape(-1, shape[2]), force_revealed)
+    _, flags = gate(rows, None, None, reference, jnp.where(jnp.repeat(valid.reshape(-1), shape[2]), need, NEVER), here, tau)
+    _, _, _, source = pack(rows, flags, parents, here, _norm(jnp.ones(x.shape[-1], x.dtype), 1e-6))
     return {"computed": (flags[: rows.shape[0]] > 0).reshape(shape), "source": (source // shape[2] % shape[1]).reshape(shape)}
 
 
 def _packed(x: Any, computed: Any, norm: Norm) -> tuple[Any, Any, Any]:
     """Packed and normed rows, their count, and every row's slot: for rows that are computed it is their own."""
     flags = pad(computed.reshape(-1).astype(jnp.int32), 0, LANES)
-    own = jnp.broadcast_to(jnp.arange(computed.shape[1], dtype=jnp.int32), computed.shape[:2])
-    normed, count, slot, _ = pack(_wide(x.reshape(-1, x.shape[-1])), flags, own, norm)
+    rows, own = _wide(x.reshape(-1, x.shape[-1])), jnp.arange(computed[..., 0].size, dtype=jnp.int32)
+    normed, count, slot, _ = pack(rows, flags, own, _all(rows), norm)
     return normed, count, slot
 
 
@@ -57,7 +63,9 @@ def _packed_qkv(x: Any, computed: Any, norm: Any, weight: Any, bias: Any, q_norm
     sums = linear(normed, pad(weight, 0, HEADS_MULTIPLE * model.head_dim), count)
     bias = None if bias is None else pad(bias, 0, HEADS_MULTIPLE * model.head_dim)
     sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim}
-    every = attention_inputs(sums, slot, turns, bias, q_norm, k_norm, **sizes, eps=model.norm_eps, dtype=x.dtype)
+    every = attention_inputs(
+        sums, slot, _all(positions.reshape(-1)), turns, bias, q_norm, k_norm, **sizes, eps=model.norm_eps, dtype=x.dtype
+    )
     ends = [model.heads, model.heads + model.kv_heads, model.heads + 2 * model.kv_heads]
     heads = jnp.split(every.reshape(*computed.shape, -1, model.head_dim), ends, axis=3)[:3]
     return dict(zip(("q", "k", "v"), heads, strict=True))
@@ -66,16 +74,22 @@ def _packed_qkv(x: Any, computed: Any, norm: Any, weight: Any, bias: Any, q_norm
 def _branch_attention(
     q: Any, k: Any, v: Any, source: Any, k_prefix: Any, v_prefix: Any, prefix: Any, causal: Any, context: Any
 ) -> dict[str, Any]:
+    batch, branches, *_ = q.shape
     dense = jnp.concatenate([take_branch(x, source) for x in (q, k, v)], axis=3)
     k_cache, v_cache = (pad(x, 1, 8)[None] for x in (k_prefix, v_prefix))
-    return {"o": branch_attention(dense, k_cache, v_cache, jnp.zeros(1, jnp.int32), prefix, causal, context, q.shape[3])}
+    sequence = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), branches)
+    if context is not None:
+        context = jnp.where(context >= 0, context + branches * jnp.arange(batch, dtype=jnp.int32)[:, None], -1).reshape(-1)
+    where = jnp.zeros(1, jnp.int32), sequence, prefix, causal, context, jnp.full(1, batch * branches, jnp.int32)
+    o = branch_attention(dense.reshape(-1, *dense.shape[2:]), k_cache, v_cache, *where, heads=q.shape[3])
+    return {"o": o.reshape(q.shape)}
 
 
 def _added(x: jax.Array, sums: jax.Array, slot: jax.Array | None = None) -> jax.Array:
     """Rows x with the sums at each row's slot added."""
     rows = x.shape[0]
     own = jnp.arange(rows, dtype=jnp.int32)
-    return gate(_wide(x), _wide(sums), slot, own, jnp.full_like(own, NEVER), jnp.zeros(1))[0][:, : x.shape[1]]
+    return gate(_wide(x), _wide(sums), slot, own, jnp.full_like(own, NEVER), _all(x), jnp.zeros(1))[0][:, : x.shape[1]]
 
 
 def _packed_linear(x: Any, computed: Any, weight: Any, residual: Any) -> dict[str, Any]:

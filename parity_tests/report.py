@@ -1,9 +1,12 @@
 """Writes how far every implementation is from the fp32 reference, case by case: `python -m parity_tests.report`.
 
-The table goes to benchmarks/results/parity-<device>.json with device, versions and commit; the worst cases are printed.
+The table goes to benchmarks/results/parity-<device>.json with device, versions and commit; the worst cases are printed. Most of the time
+goes into compiling, which --jobs processes do side by side.
 """
 
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests' modules name each other without the package, as pytest runs them
@@ -16,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.command import start
 from benchmarks.environment import RESULTS
-from cases import CASES, Case
+from cases import CASES
 from close import EXACT, TOLERANCE, errors
 from devices import DEVICE, about
 from implementations import IMPLEMENTATIONS, reference, run, takes
@@ -26,11 +29,19 @@ FLAGS = flags.FlagValues()
 _OUT = flags.DEFINE_string("out", None, "File to write; by default benchmarks/results/parity-<device>.json.", flag_values=FLAGS)
 _OP = flags.DEFINE_multi_string("op", None, "Operations to report; by default all.", flag_values=FLAGS)
 _COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.", flag_values=FLAGS)
+_JOBS = flags.DEFINE_integer("jobs", 1, "Processes, each with cases of its own.", lower_bound=1, flag_values=FLAGS)
 _WORST = flags.DEFINE_integer("worst", 12, "Cases to print.", lower_bound=1, flag_values=FLAGS)
 
 
-def rows_of(case: Case, dtype: torch.dtype) -> list[dict]:
-    """One row per implementation and named output."""
+def configure() -> None:
+    """What every process sets before its first case: the reference multiplies exactly."""
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def rows_of(number: int, dtype: torch.dtype) -> list[dict]:
+    """One row per implementation and named output of a case, which goes by its number: it would not travel to another process."""
+    case = CASES[number]
     want, rows = reference(case, dtype), []
     for implementation in (i for i in IMPLEMENTATIONS if takes(i, case, dtype)):
         for name, error in errors(run(case.op, case.inputs(dtype, DEVICE), implementation), want).items():
@@ -49,16 +60,16 @@ def print_worst(rows: list[dict], count: int) -> None:
 
 
 def main() -> int:
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_default_matmul_precision", "highest")
-    chosen = [case for case in CASES if not _OP.value or case.op in _OP.value]
-    rows = [row for case in chosen for dtype in case.dtypes if case.runs(dtype, DEVICE) for row in rows_of(case, dtype)]
-    if not rows:
+    chosen = [(number, case) for number, case in enumerate(CASES) if not _OP.value or case.op in _OP.value]
+    cells = [(number, dtype) for number, case in chosen for dtype in case.dtypes if case.runs(dtype, DEVICE)]
+    if not cells:
         raise app.UsageError(f"no case of --op={_OP.value}")
+    with ProcessPoolExecutor(_JOBS.value, multiprocessing.get_context("spawn"), initializer=configure) as pool:
+        rows = [row for found in pool.map(rows_of, *zip(*cells, strict=True)) for row in found]
     record = about(_COMMIT.value)
     name = record["torch_device"].removeprefix("NVIDIA ").split(",")[0].lower().replace(" ", "-")
     path = Path(_OUT.value) if _OUT.value else RESULTS / f"parity-{name}.json"
-    write_json(path, record | {"rows": rows})
+    write_json(path, record | {"results": rows})
     print_worst(rows, _WORST.value)
     print(path)
     return int(not all(row["passed"] for row in rows))

@@ -7,7 +7,7 @@ import torch
 from cases import CASES, Case, Draw
 from close import EXACT, TOLERANCE, errors, relative_rms, same_bits
 from devices import DEVICE
-from implementations import IMPLEMENTATIONS, PACKED, reference, run, takes
+from implementations import IMPLEMENTATIONS, PACKED, lowered, reference, run, takes
 from specfold_torch_ref import ops
 
 GPU = DEVICE.type == "cuda"
@@ -47,6 +47,15 @@ def test_every_implementation_is_the_reference(case: Case, dtype: torch.dtype, i
     found = errors(run(case.op, case.inputs(dtype, DEVICE), implementation), want)
     most = {name: TOLERANCE[case.op][dtype] if x.dtype.is_floating_point else EXACT for name, x in want.items()}
     assert all(found[name] <= most[name] for name in want), f"{found}, at most {most}"
+
+
+KERNELS = [case for case in CASES if not case.layer and takes("pallas", case, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("case", KERNELS, ids=lambda case: f"{case.op}-{case.name}")
+def test_every_pallas_case_lowers_for_a_gpu(case: Case):
+    """Mosaic's layouts, alignment and shared memory: the interpreter knows none of them."""
+    assert "mosaic_gpu" in lowered(case, torch.bfloat16)
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> bool:

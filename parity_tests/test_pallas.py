@@ -13,12 +13,12 @@ import specfold_jax as sf
 from cases import model
 from devices import DEVICE
 from implementations import run
+from kernels_pallas import ahead, launch
 from kernels_pallas import check as pallas
-from kernels_pallas import launch
 from kernels_pallas.attention import branch_attention
 from kernels_pallas.linear import linear, silu_pair
 from kernels_pallas.rows import Norm, norm
-from kernels_pallas.tiles import DEPTH, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
+from kernels_pallas.tiles import DEPTH, MOST_STAGES, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
 from pallas_ops import on_kernels
 from specfold_jax import model as xla
 from specfold_jax.checkpoint import shapes
@@ -126,10 +126,11 @@ def bits(x: jax.Array) -> np.ndarray:
 
 @pytest.mark.parametrize("function", [linear, silu_pair])
 def test_products_have_the_same_bits_whatever_rows_and_tiles_share_them(function):
-    """The number of rows, their count, one or two warpgroups; only splits could change bits, and they follow from the weight."""
+    """The number of rows, their count, blocks, warpgroups, clusters; only splits could change bits, and they follow from the weight."""
     rng = np.random.default_rng(4)
-    x, weight = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((136, 256), (80, 256)))
-    usual = product_tile(80, 256, 136) if function is linear else pair_tile(40, 136)
+    x, weight = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((136, 128), (80, 128)))
+    usual = product_tile(80, 128, 136) if function is linear else pair_tile(40, 136)
+    other = {} if function is linear else {"apart": True}
 
     def call(rows: int, count: int, tile: Tile | None = None) -> np.ndarray:
         out = function(x[:rows], weight, jnp.asarray([count], jnp.int32), tile=tile)
@@ -137,26 +138,92 @@ def test_products_have_the_same_bits_whatever_rows_and_tiles_share_them(function
 
     with on_kernels():
         everything = call(136, 136)
-        for rows, count, tile in ((8, 8, None), (72, 70, None), (136, 65, usual._replace(warpgroups=1, stages=2)), (64, 64, usual)):
+        for rows, count, tile in (
+            (8, 8, None),
+            (72, 70, None),
+            (136, 40, usual._replace(cluster=1, **other)),
+            (136, 65, usual._replace(blocks=1, warpgroups=1, stages=2)),
+        ):
             np.testing.assert_array_equal(call(rows, count, tile), everything[..., : min(rows, count), :])
+    wide = x.astype(jnp.float32) @ weight.astype(jnp.float32).T
+    want = wide if function is linear else jax.nn.silu(wide[:, :40]) * wide[:, 40:]
+    got = everything.sum(axis=0) if function is linear else everything
+    assert np.linalg.norm(got - want) <= 5e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("out", [8, 80, 136, 1536])
+@pytest.mark.parametrize("rows", [8, 320, 328])
+def test_products_of_any_width_lower_for_a_gpu(rows, out):
+    x, weight, count = (jax.ShapeDtypeStruct(*one) for one in (((rows, 128), jnp.bfloat16), ((out, 128), jnp.bfloat16), ((1,), jnp.int32)))
+    for function in (linear, silu_pair) if out % 16 == 0 else (linear,):
+        function.trace(x, weight, count).lower(lowering_platforms=("cuda",))
 
 
 def test_a_block_has_the_same_bits_from_the_cache_and_from_this_call():
     """What makes a commit that is shared with the next block's first check lossless; and branches do not touch each other."""
     rng = np.random.default_rng(5)
-    qkv, *cache = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((1, 3, 16, 6, 64), *[(2, 1, 80, 1, 64)] * 2))
-    causal = jnp.zeros(1, bool)
+    qkv, *cache = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((3, 16, 6, 64), *[(2, 1, 80, 1, 64)] * 2))
 
-    def attend(qkv: jax.Array, cache: list, prefix: int, context: list[int] | None) -> jax.Array:
-        behind = None if context is None else jnp.asarray([context], jnp.int32)
-        return branch_attention(qkv, *cache, jnp.ones(1, jnp.int32), jnp.asarray([prefix], jnp.int32), causal, behind, 4)
+    def attend(qkv: jax.Array, cache: list, prefix: int, context: list[int], count: int) -> jax.Array:
+        where = jnp.zeros(3, jnp.int32), jnp.asarray([prefix], jnp.int32), jnp.zeros(1, bool)
+        behind, most = jnp.asarray(context, jnp.int32), jnp.asarray([count], jnp.int32)
+        return branch_attention(qkv, *cache, jnp.ones(1, jnp.int32), *where, behind, most, heads=4)
 
     with on_kernels():
         for prefix in (0, 48):
-            ahead = attend(qkv, cache, prefix, [-1, 0, -1])
-            stored = [x.at[1, :, prefix : prefix + 16].set(qkv[:, 0, :, 4 + n : 5 + n]) for n, x in enumerate(cache)]
-            later = attend(qkv[:, 1:2], stored, prefix + 16, None)
-            np.testing.assert_array_equal(bits(ahead[:, 1]), bits(later[:, 0]))
+            ahead = attend(qkv, cache, prefix, [-1, 0, -1], 3)
+            stored = [x.at[1, :, prefix : prefix + 16].set(qkv[0, :, 4 + n : 5 + n]) for n, x in enumerate(cache)]
+            later = attend(qkv[1:].repeat(2, axis=0)[:3], stored, prefix + 16, [-1, -1, -1], 1)
+            np.testing.assert_array_equal(bits(ahead[1]), bits(later[0]))
+
+
+def test_branches_have_the_same_attention_in_any_order_up_to_their_count():
+    rng = np.random.default_rng(6)
+    qkv, *cache = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((4, 32, 4, 128), *[(1, 2, 96, 1, 128)] * 2))
+
+    def attend(order: list[int], sequence: list[int], context: list[int], count: int) -> jax.Array:
+        where = jnp.asarray(sequence, jnp.int32), jnp.asarray([70, 32], jnp.int32), jnp.asarray([False, True])
+        behind, most = jnp.asarray(context, jnp.int32), jnp.asarray([count], jnp.int32)
+        return branch_attention(qkv[jnp.asarray(order)], *cache, jnp.zeros(1, jnp.int32), *where, behind, most, heads=2)[:count]
+
+    with on_kernels(races=False):
+        everything = attend([0, 1, 2, 3], [0, 1, 1, 0], [-1, -1, 1, -1], 4)
+        some = attend([2, 0, 1, 3], [1, 0, 1, 0], [2, -1, -1, -1], 3)
+    np.testing.assert_array_equal(bits(some), bits(everything[jnp.asarray([2, 0, 1])]))
+
+
+class FakeWeight:
+    """A reference to a weight in bf16 that says where it was read."""
+
+    def __init__(self, name: str, *shape: int) -> None:
+        self.name, self.shape, self.dtype, self.at = name, shape, jnp.dtype(jnp.bfloat16), self
+
+    def __getitem__(self, slices: tuple) -> tuple:
+        return self.name, *(int(one.start) for one in slices)
+
+
+def test_programs_share_what_they_fetch_ahead():
+    """All rows of a weight's first columns come first, and the next span starts where one ends."""
+    weights, tile = (FakeWeight("o", 8, 512), FakeWeight("gate_up", 128, 640)), 64 * 256 * 2
+    spans = {
+        (4096, 8192 + 3 * tile): [("o", 0, 256), ("gate_up", 0, 0), ("gate_up", 64, 0), ("gate_up", 0, 256)],
+        (8192 + 3 * tile, 2**30): [("gate_up", 64, 256), ("gate_up", 0, 512), ("gate_up", 64, 512)],
+    }
+    for span, want in spans.items():
+        asked = []
+        with jax.disable_jit(), mock.patch.object(ahead.plgpu, "async_prefetch", asked.append):
+            for program in range(3):
+                ahead.fetch(weights, *span, jnp.int32(program), 3)
+        assert sorted(asked) == sorted(want)
+
+
+def test_a_kernel_that_fetches_ahead_lowers_for_a_gpu():
+    like = jax.ShapeDtypeStruct
+    qkv, cache = like((9, 32, 16, 128), jnp.bfloat16), like((28, 1, 1024, 2, 128), jnp.bfloat16)
+    number, branch, causal = like((1,), jnp.int32), like((9,), jnp.int32), like((1,), bool)
+    weights = tuple(like(shape, jnp.bfloat16) for shape in ((1536, 1536), (17920, 1536)))
+    given = qkv, cache, cache, number, branch, number, causal, branch, number
+    branch_attention.trace(*given, heads=12, ahead=weights).lower(lowering_platforms=("cuda",))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -220,13 +287,15 @@ def test_kernels_refuse_what_does_not_fit():
         norm(x[:0], Norm(x[0], 1e-6, 64))
 
 
-@pytest.mark.parametrize("rows", [8, 64, 65, 2304])
+@pytest.mark.parametrize("rows", [8, 64, 65, 288, 321, 2304])
 @pytest.mark.parametrize("sizes", [(2048, 1536), (1536, 8960), (64, 64), (5120, 16384), (448, 320)])
 def test_tiles_fit_and_their_splits_follow_from_the_weight(rows, sizes):
     columns, depth = sizes
-    for tile, products in ((product_tile(columns, depth, rows), 1), (pair_tile(columns, rows), 2)):
-        stage = (tile.warpgroups * ROWS + products * tile.columns) * DEPTH * 2
-        assert tile.stages >= 2
-        assert tile.stages * stage + tile.warpgroups * ROWS * tile.columns * 4 <= SHARED_BYTES
+    for tile, parts, itemsize in ((product_tile(columns, depth, rows), 1, 4), (pair_tile(columns, rows), 2, 2)):
+        turns = tile.warpgroups // (2 if tile.apart else 1)
+        sums = -(-tile.blocks // turns) * parts * tile.columns * turns // tile.warpgroups
+        assert sums * ROWS // 128 <= 192, "registers of a thread for sums"
+        assert 2 <= tile.stages <= MOST_STAGES
+        assert tile.shared_bytes(parts, itemsize) <= SHARED_BYTES
         assert depth // DEPTH % tile.splits == 0
     assert product_tile(columns, depth, rows).splits == product_tile(columns, depth, 8).splits

@@ -9,7 +9,7 @@ from specfold_jax import reveal
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.distribution import Distributions
 from specfold_jax.model import Branches
-from specfold_jax.row import COMMIT, DONE, Row, committed, revealed, where_row
+from specfold_jax.row import COMMIT, DONE, Row, committed, in_one, revealed, where_row
 from specfold_jax.state import pick
 
 
@@ -88,4 +88,5 @@ def accept(
     start = Chain(row, zeros, zeros, zeros, zeros, zeros - 1, row.canvas, never, never, never, row.phase != DONE)
     if branches.valid.shape[1] == 1:  # nothing to go on with
         return body(start)
-    return lax.while_loop(lambda chain: jnp.any(chain.running), body, start)
+    numbers, back = in_one(start)
+    return back(lax.while_loop(lambda numbers: jnp.any(back(numbers).running), lambda numbers: in_one(body(back(numbers)))[0], numbers))

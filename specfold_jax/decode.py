@@ -19,7 +19,7 @@ from specfold_jax.graph import DraftGraph
 from specfold_jax.implementations import check
 from specfold_jax.model import Branches, Cache, Params
 from specfold_jax.row import COMMIT, DENOISE, DONE, Row, where_row
-from specfold_jax.state import COUNTED, Decoded, DecodeState, begin, finish, pick, unfinished, write
+from specfold_jax.state import COUNTED, Decoded, DecodeState, begin, finish, unfinished, write
 from specfold_jax.validate import row_status, validate
 
 
@@ -35,7 +35,7 @@ def decode_step(
 
     kept = jnp.maximum(chain.commit, 0)
     # Entries from `start` on do not count until the block is committed, so writing them early needs no condition.
-    new = Cache.of(jax.tree.map(lambda x: pick(x, kept), checked.kv))
+    new = Cache.of(jax.tree.map(lambda x: checked.block_of(x, kept), checked.kv))
     cache = jax.tree.map(lambda old, new: jax.vmap(write, (0, 0, None))(old, new, row.start), state.cache, new)
     left_behind = jnp.where(chain.commit[:, None] >= 0, chain.finished, chain.row.canvas)
     known, following = state.known, state.following

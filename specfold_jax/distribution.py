@@ -21,9 +21,9 @@ from specfold_jax.state import pick
 class Distributions:
     """What a check says about its branches, evaluated for the rows that can matter (and no others).
 
-    Of each branch: the rows that predict its active sub-block and those after it within the graph's reach, and the last row for
-    families whose block starts with a drawn token. At T = 0 all are ranked at once; at T > 0 a branch is ranked when the vanilla step
-    it stands for is known, because the noise depends on that step.
+    Of each valid branch: the rows that predict masked positions of its active sub-block and of those after it within the graph's reach,
+    and the last row for families whose block starts with a drawn token. At T = 0 all are ranked at once; at T > 0 a branch is ranked
+    when the vanilla step it stands for is known, because the noise depends on that step.
     """
 
     def __init__(
@@ -39,29 +39,30 @@ class Distributions:
         block, sub_block, ranks = branches.tokens.shape[2], decode.window(model), graph.token_ranks
         self.block, self.width = block, min(block, graph.reach * sub_block)
         self.first = jnp.minimum(reveal.active_window(branches.tokens, model.mask_id, sub_block), block - self.width)
-        offsets = jnp.arange(self.width, dtype=jnp.int32)
-        rows = jnp.maximum(self.first[..., None] + offsets - int(model.shift), 0)
-        start = branches.starts()[..., None]
-        position = start + self.first[..., None] + offsets
+        within = self.first[..., None] + jnp.arange(self.width, dtype=jnp.int32)
+        rows, start = jnp.maximum(within - int(model.shift), 0), branches.starts()[..., None]
+        position, known = start + within, jnp.take_along_axis(branches.tokens, within, axis=2) != model.mask_id
         if model.seed:
             rows = jnp.concatenate([rows, jnp.full_like(rows[..., :1], block - 1)], axis=-1)
             position = jnp.concatenate([position, start + block], axis=-1)
-        self.hidden = jnp.take_along_axis(checked.hidden, rows[..., None], axis=2)  # [batch, branch, head row, dim]
+            known = jnp.pad(known, ((0, 0), (0, 0), (0, 1)))
+        self.hidden = checked.hidden.reshape(-1, model.dim)[checked.places()[..., None] * block + rows]  # [batch, branch, head row, dim]
+        self.wanted = branches.valid[..., None] & ~known
         self.position, self.seed, self.starts_drawn = position, row.seed, model.seed
         self.ranked = partial(rank, params, model=model, decode=decode, ranks=ranks)
         self.warm = jnp.asarray(decode.temperature) > 0
         shape = rows.shape
         nothing = Ranked(jnp.zeros((*shape, ranks), jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
-        self.greedy = lax.cond(self.warm, lambda: nothing, lambda: self._rank(self.hidden, position, jnp.zeros_like(position)))
+        self.greedy = lax.cond(self.warm, lambda: nothing, lambda: self._rank(self.hidden, position, jnp.zeros_like(position), self.wanted))
 
-    def _rank(self, hidden: Array, position: Array, step: Array) -> Ranked:
+    def _rank(self, hidden: Array, position: Array, step: Array, wanted: Array) -> Ranked:
         seed = jnp.broadcast_to(self.seed.reshape(-1, *(1,) * (position.ndim - 1)), position.shape)
-        return self.ranked(hidden, seed, position, step)
+        return self.ranked(hidden, seed, position, step, wanted)
 
     def _drawn(self, branch: Int[Array, " batch"], step: Int[Array, " batch"], rows: slice) -> Ranked:
         def sample() -> Ranked:
-            position = pick(self.position, branch)[:, rows]
-            return self._rank(pick(self.hidden, branch)[:, rows], position, jnp.broadcast_to(step[:, None], position.shape))
+            hidden, position, wanted = (pick(x, branch)[:, rows] for x in (self.hidden, self.position, self.wanted))
+            return self._rank(hidden, position, jnp.broadcast_to(step[:, None], position.shape), wanted)
 
         return lax.cond(self.warm, sample, lambda: jax.tree.map(lambda x: pick(x, branch)[:, rows], self.greedy))
 

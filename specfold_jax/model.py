@@ -62,13 +62,26 @@ class Checked(NamedTuple):
 
     `hidden` [batch, branch, block, dim] after the final norm; `kv` per layer [batch, branch, block, kv_heads, head_dim];
     `computed_rows` int32 [batch, layers, 2] rows of draft branches computed before attention and before the feed-forward network;
-    `folded` [batch, branch] whether any row of the branch was inherited.
+    `folded` [batch, branch] whether any row of the branch was inherited. `place` int32 [batch, branch]: where a branch stands in `hidden`
+    and `kv`, seen as lists of batch x branch entries; None: in its own place. What an invalid branch has there is unspecified.
     """
 
     hidden: Float[Array, "batch branch block dim"]
     kv: tuple[KeyValue, ...]
     computed_rows: Int[Array, "batch layers 2"]
     folded: Bool[Array, "batch branch"]
+    place: Int[Array, "batch branch"] | None = None
+
+    def places(self) -> Int[Array, "batch branch"]:
+        """Where every branch stands."""
+        batch, branches = self.hidden.shape[:2]
+        own = jnp.arange(batch * branches, dtype=jnp.int32).reshape(batch, branches)
+        return own if self.place is None else self.place
+
+    def block_of(self, x: Float[Array, "batch branch block ..."], branch: Int[Array, " batch"]) -> Float[Array, "batch block ..."]:
+        """Of `hidden`, or of keys or values, a branch of each sequence."""
+        place = jnp.take_along_axis(self.places(), branch[:, None], axis=1)[:, 0]
+        return x.reshape(-1, *x.shape[2:]).at[place].get(mode="promise_in_bounds")
 
 
 @jax.custom_vjp

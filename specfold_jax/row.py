@@ -3,10 +3,12 @@
 Speculation replays this very transition on its branches; that is what makes it lossless.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Int
 
@@ -39,6 +41,22 @@ class Row(struct.PyTreeNode):
 def where_row(condition: Bool[Array, " batch"], new: Any, old: Any) -> Any:
     """Row-wise select over pytrees with a leading batch axis."""
     return jax.tree.map(lambda a, b: jnp.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b), new, old)
+
+
+def in_one[T](rows: T) -> tuple[Int[Array, "batch numbers"], Callable[[Array], T]]:
+    """A pytree of whole numbers and flags with a leading batch axis as one array, and the way back.
+
+    A loop copies and computes each array it carries by a kernel of its own, which for a few numbers is all they cost.
+    """
+    leaves, tree = jax.tree.flatten(rows)
+    flat = [leaf.astype(jnp.int32).reshape(leaf.shape[0], -1) for leaf in leaves]
+    ends = np.cumsum([x.shape[1] for x in flat])[:-1].tolist()
+
+    def back(packed: Array) -> T:
+        parts = jnp.split(packed, ends, axis=1)
+        return jax.tree.unflatten(tree, [x.reshape(leaf.shape).astype(leaf.dtype) for x, leaf in zip(parts, leaves, strict=True)])
+
+    return jnp.concatenate(flat, axis=1), back
 
 
 def stops(row: Row, model: ModelConfig, decode: DecodeConfig) -> Bool[Array, " batch"]:

@@ -1,0 +1,91 @@
+"""The README's tables that compare implementations: speed of decodes, errors of operations, decodes on both sides."""
+
+from collections.abc import Callable
+
+from benchmarks.decode_tables import EMBEDDED, ratios, spread_text
+from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, table
+
+
+def _setting(name: str) -> Column:
+    return name, lambda row: str(row["setting"][name])
+
+
+def _part(name: str) -> Column:
+    def text(row: Result) -> str:
+        return f"{row['measured']['one'][name]['median_ms']:.2f}"
+
+    return f"{name} ms", text
+
+
+def decode(rows: Rows) -> str:
+    """Whole decodes, and the parts of one iteration."""
+
+    def kernels(row: Result) -> str:
+        found = row["measured"]["one"]["check"]["kernels"]
+        return f"{found['all']:.2f}" if found else "-"
+
+    def same(row: Result) -> str:
+        return f"{row['measured']['identical']} of {row['setting']['samples']}"
+
+    columns: list[Column] = [_setting("shape"), _setting("impl"), _setting("batch"), ("method", lambda row: row["measured"]["title"])]
+    columns += [("vanilla's tokens", same), ("tokens/s", number("tokens_per_second", 0)), ("forwards", number("nfe", 0))]
+    columns += [("accepted depth", number("accepted_depth")), ("recompute", number("recompute_ratio"))]
+    columns += [("ms an iteration", lambda row: spread_text(row["measured"]["iteration"]))]
+    columns += [_part("step"), _part("check"), ("its kernels, ms", kernels), _part("head")]
+    columns += [("rows", lambda row: str(row["measured"]["one"]["rows"]))]
+    columns += [("bytes floor, ms", lambda row: f"{row['measured']['one']['floors']['bytes_floor_ms']:.2f}")]
+    found = table(rows, *columns, samples=False)
+    return found if found == NOT_YET else f'{found}\n{EMBEDDED} From "step ms" on: one iteration on the state before the largest check.\n'
+
+
+def ratio(rows: Rows) -> str:
+    """Iterations over each other, in one run."""
+    found: Rows = [{"setting": each, "measured": each} for each in ratios(rows)]
+
+    def percent(name: str) -> Callable[[Result], str]:
+        return lambda row: "-" if row["measured"][name] is None else f"{row['measured'][name]:.0%}"
+
+    columns: list[Column] = [_setting("shape"), _setting("impl"), _setting("batch"), _setting("tau"), ("rows", number("spiffy_rows", 0))]
+    columns += [
+        ("recompute", number("recompute")),
+        ("vanilla, ms", number("vanilla_ms")),
+        ("Spiffy / vanilla", number("spiffy_over_vanilla")),
+    ]
+    columns += [("SpecFold / vanilla", number("specfold_over_vanilla")), ("SpecFold / Spiffy", number("specfold_over_spiffy"))]
+    columns += [("overhead, vanilla", percent("vanilla_overhead")), ("overhead, SpecFold", percent("overhead"))]
+    columns += [("folding, of a check", percent("folding"))]
+    return table(found, *columns, samples=False)
+
+
+def parity(rows: Rows) -> str:
+    """Of each operation and type: the largest error of a floating-point output by implementation; whole numbers must be equal."""
+    implementations = list(dict.fromkeys(row["implementation"] for row in rows))
+    groups: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        groups.setdefault((row["op"], row["dtype"]), []).append(row)
+
+    def worst(implementation: str) -> Column:
+        def text(group: Result) -> str:
+            mine = [row for row in group["rows"] if row["implementation"] == implementation]
+            bad = sum(not row["passed"] for row in mine)
+            most = max((row["error"] for row in mine if row["tolerance"]), default=0.0)
+            return "-" if not mine else f"{most:.1e}" + (f", {bad} beyond tolerance" if bad else "")
+
+        return implementation, text
+
+    def tolerance(group: Result) -> str:
+        most = max(row["tolerance"] for row in group["rows"])
+        return f"{most:.1e}" if most else "equal"
+
+    columns: list[Column] = [("operation", lambda group: group["op"]), ("type", lambda group: group["dtype"])]
+    columns += [("comparisons", lambda group: f"{len(group['rows'])}"), ("tolerance", tolerance), *map(worst, implementations)]
+    return table([{"op": op, "dtype": dtype, "rows": mine} for (op, dtype), mine in groups.items()], *columns, samples=False)
+
+
+def both_sides(rows: Rows) -> str:
+    """Prompts of which JAX and PyTorch say the same."""
+    names = {"tokens": "same tokens", "nfe": "same forwards", "accepted": "same accepted drafts", "computed_rows": "same computed rows"}
+    columns: list[Column] = [(name, lambda row, name=name: str(row[name])) for name in ("method", "dtype", "prompts")]
+    columns += [(text, lambda row, name=name: str(row[f"equal_{name}"])) for name, text in names.items()]
+    columns += [("differences not shown to be ties", lambda row: str(row["unexplained"]))]
+    return table(rows, *columns, samples=False)
