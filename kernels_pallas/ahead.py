@@ -5,6 +5,7 @@ A kernel that waits for few bytes leaves memory idle, and the product after it w
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,23 +22,35 @@ TILE = 64, 256
 """Rows and columns that are asked for at a time; the copy engine takes at most 256 of either."""
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["weights"], meta_fields=["budget", "start"])
+@dataclass(frozen=True)
+class Ahead:
+    """What to fetch: of all weights in a row `budget` bytes from byte `start` on, or what there is of them.
+
+    Weights must be the very arrays that later kernels are given. Layers share a kernel where budget and start are the same.
+    """
+
+    weights: tuple[Float[Array, "out in"], ...] = ()
+    budget: int = 0
+    start: int = 0
+
+
+NOTHING = Ahead()
+
+
 def launch_and_fetch(
     name: str,
     body: Callable[..., None],
     out: Any,
     grid: Mapping[str, int],
     *inputs: jax.Array,
-    ahead: tuple[Float[Array, "out in"], ...],
-    budget: int,
-    start: int = 0,
+    ahead: Ahead,
     warpgroups: int = 1,
     **options: Any,
 ) -> Any:
-    """`launch`, with programs behind those of the grid that fetch `ahead`: `budget` bytes from byte `start` on, or what there is of them.
-
-    They run where the grid leaves multiprocessors idle, or at its end. `ahead` must be the very arrays that later kernels are given.
-    """
-    if not ahead or not budget or interpreting():  # the interpreter has no cache, and takes its time for every program
+    """`launch`, with programs behind those of the grid that fetch: where the grid leaves multiprocessors idle, or at its end."""
+    weights = ahead.weights
+    if not weights or not ahead.budget or interpreting():  # the interpreter has no cache, and takes its time for every program
         return launch(name, body, out, grid, *inputs, warpgroups=warpgroups, **options)
     (slowest, own), *others = grid.items()
     each = math.prod(size for _, size in others)
@@ -48,16 +61,16 @@ def launch_and_fetch(
 
         @pl.when(first < own)
         def _() -> None:
-            body(*refs[len(ahead) :])
+            body(*refs[len(weights) :])
 
         @pl.when(first >= own)
         def _() -> None:
             number = first - own
             for axis, size in [*others, (THREAD, warpgroups)] if warpgroups > 1 else others:
                 number = number * size + lax.axis_index(axis)
-            fetch(refs[: len(ahead)], start, start + budget, number, more * each * warpgroups)
+            fetch(refs[: len(weights)], ahead.start, ahead.start + ahead.budget, number, more * each * warpgroups)
 
-    return launch(name, both, out, {**grid, slowest: own + more}, *ahead, *inputs, warpgroups=warpgroups, **options)
+    return launch(name, both, out, {**grid, slowest: own + more}, *weights, *inputs, warpgroups=warpgroups, **options)
 
 
 def fetch(weights: Sequence[Any], start: int, end: int, number: Int[Array, ""], shares: int) -> None:

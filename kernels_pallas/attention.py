@@ -17,9 +17,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.ahead import launch_and_fetch
+from kernels_pallas.ahead import NOTHING, Ahead, launch_and_fetch
 from kernels_pallas.launch import SWIZZLED, THREAD, check, check_main, interpreting
-from kernels_pallas.tiles import MULTIPROCESSORS, ROWS
+from kernels_pallas.tiles import ROWS
 
 WARPGROUPS = 4
 KEYS = 64
@@ -32,8 +32,8 @@ SLOTS_BYTES = 192 * 1024
 """Of shared memory, for keys and values on their way."""
 LOWEST = float(jnp.finfo(jnp.float32).min)
 """The maximum of nothing: finite, so that no difference of two maxima is NaN."""
-BUDGET = 24 * 2**20
-"""Bytes of `ahead` that fit into the L2 cache beside the rest and come while the kernel waits."""
+PART = 64
+"""Columns of values that a program sums up: two programs share a tile of wider heads, for one would spill registers."""
 
 
 def check_sizes(block: int, head_dim: int) -> None:
@@ -43,7 +43,7 @@ def check_sizes(block: int, head_dim: int) -> None:
             raise NotImplementedError(f"{name}={size} is not supported by the Pallas kernels, which take {', '.join(map(str, known))}")
 
 
-@partial(jax.jit, static_argnames=("heads", "budget", "parts", "early"))
+@partial(jax.jit, static_argnames="heads")
 def branch_attention(
     qkv: Float[Array, "branch block all_heads head_dim"],
     k_prefix: Float[Array, "layers batch capacity kv_heads head_dim"],
@@ -55,10 +55,7 @@ def branch_attention(
     context: Int[Array, " branch"] | None,
     count: Int[Array, "1"],
     heads: int,
-    ahead: tuple[Float[Array, "out in"], ...] = (),
-    budget: int = BUDGET,
-    parts: int | None = None,
-    early: bool = True,
+    ahead: Ahead = NOTHING,
 ) -> Float[Array, "branch block heads head_dim"]:
     """Every query sees the first `prefix` (at most capacity) cache entries of its layer, then its context block, then its own block.
 
@@ -66,7 +63,7 @@ def branch_attention(
     `qkv` holds query heads, key heads and value heads, and maybe more behind them; it is dense: folded rows hold their source's values.
     `causal`: inside the own block, key j is seen by query i only if j <= i. `context`: the branch whose block comes right before, or -1.
     The cache must be finite up to the end of the block that `prefix` ends in: what is not seen there is multiplied by 0.
-    `ahead`: the weights of the products that follow, of which the first `budget` bytes are fetched into the L2 cache meanwhile.
+    `ahead`: weights of the products that follow, fetched into the L2 cache meanwhile.
     ValueError for arguments that do not fit each other, NotImplementedError for sizes or types that the kernel lacks.
     """
     check_main("qkv", qkv, "branch block all_heads head_dim")
@@ -89,39 +86,36 @@ def branch_attention(
         check(name, x, (size,), jnp.int32)
     # programs that read the same head of a prefix run next to each other
     grid = {"kv_head": kv_heads, "branch": branches, "tile": pl.cdiv(heads // kv_heads, ROWS // block)}
-    halves = 2 if head_dim > 64 and 2 * math.prod(grid.values()) <= MULTIPROCESSORS else 1
-    parts = parts or halves
     return launch_and_fetch(
         "attention",
-        partial(_body, columns=head_dim // parts, early=early, interpreted=interpreting()),
+        partial(_body, interpreted=interpreting()),
         jax.ShapeDtypeStruct((branches, block, heads, head_dim), qkv.dtype),
-        {**grid, "part": parts},
+        {**grid, "part": head_dim // PART},
         *(qkv, k_prefix, v_prefix, layer, count),
         jnp.stack([sequence, prefix[sequence], causal[sequence].astype(jnp.int32), context]),
         ahead=ahead,
-        budget=budget,
         warpgroups=WARPGROUPS,
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
 
 
-def _body(qkv, k_prefix, v_prefix, layer, count, branch, o, **options):
+def _body(qkv, k_prefix, v_prefix, layer, count, branch, o, *, interpreted):
     n = lax.axis_index("branch")
 
     @pl.when(n < count[0])
     def _():
-        _attention(qkv, k_prefix, v_prefix, layer[0], n, [branch[field, n] for field in range(4)], o, **options)
+        _attention(qkv, k_prefix, v_prefix, layer[0], n, [branch[field, n] for field in range(4)], o, interpreted)
 
 
-def _attention(qkv, k_prefix, v_prefix, layer, n, about, o, *, columns, early, interpreted):
+def _attention(qkv, k_prefix, v_prefix, layer, n, about, o, interpreted):
     """One CTA: ROWS rows (head of the group, position) of branch n, all keys, some columns of the values."""
     _, block, heads, head_dim = o.shape
     kv_heads = k_prefix.shape[3]
     dtype, group, tile_heads, segments = o.dtype, heads // kv_heads, ROWS // block, KEYS // block
-    slots = min(SLOTS_BYTES // (WARPGROUPS * KEYS * (head_dim + columns) * dtype.itemsize), 3)
-    quarter = columns // WARPGROUPS
+    slots = min(SLOTS_BYTES // (WARPGROUPS * KEYS * (head_dim + PART) * dtype.itemsize), 3)
+    quarter = PART // WARPGROUPS
     kv_head, tile, part, wg = (lax.axis_index(name) for name in ("kv_head", "tile", "part", THREAD))
-    first_head, first_column = kv_head * group + tile * tile_heads, part * columns
+    first_head, first_column = kv_head * group + tile * tile_heads, part * PART
 
     b, length, is_causal, behind = about
     cached = lax.div(length + (block - 1), block)
@@ -135,9 +129,9 @@ def _attention(qkv, k_prefix, v_prefix, layer, n, about, o, *, columns, early, i
         return wg * slots + lax.rem(turn, slots)
 
     def attend(q_smem, k_smem, v_smem, q_ready, k_ready, v_ready):
-        """This warpgroup's part of the keys (maybe none) -> maximum, sum [ROWS] and weighted values [ROWS, columns], fp32."""
+        """This warpgroup's part of the keys (maybe none) -> maximum, sum [ROWS] and weighted values [ROWS, PART], fp32."""
         keys = k_prefix, heads + kv_head, pl.ds(0, head_dim), k_smem, k_ready
-        values = v_prefix, heads + kv_heads + kv_head, pl.ds(first_column, columns), v_smem, v_ready
+        values = v_prefix, heads + kv_heads + kv_head, pl.ds(first_column, PART), v_smem, v_ready
 
         def fetch(turn, _=None):
             """Starts the copies of this warpgroup's keys and values of a turn, if there is one."""
@@ -165,16 +159,6 @@ def _attention(qkv, k_prefix, v_prefix, layer, n, about, o, *, columns, early, i
             plgpu.copy_gmem_to_smem(qkv.at[n, :, head], q_smem.at[pl.ds(wg * block, block)], q_ready)
 
         lax.fori_loop(0, slots, fetch, None)
-        if early:  # what finds no slot yet comes as far as the L2 cache
-
-            def ask(segment, _):
-                for cache, _, at, *_ in (keys, values):
-                    plgpu.async_prefetch(cache.at[layer, b, pl.ds(segment * block, block), kv_head, at])
-
-            @pl.when(wg == 0)
-            def _():
-                lax.fori_loop(slots * WARPGROUPS * segments, cached, ask, None)
-
         plgpu.barrier_wait(q_ready)
 
         def step(turn, state):
@@ -205,7 +189,7 @@ def _attention(qkv, k_prefix, v_prefix, layer, n, about, o, *, columns, early, i
         state = (
             plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), row),
             plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), row),
-            plgpu.layout_cast(jnp.zeros((ROWS, columns), jnp.float32), plgpu.Layout.WGMMA),
+            plgpu.layout_cast(jnp.zeros((ROWS, PART), jnp.float32), plgpu.Layout.WGMMA),
         )
         return lax.fori_loop(0, turns, step, state)
 
@@ -238,7 +222,7 @@ def _attention(qkv, k_prefix, v_prefix, layer, n, about, o, *, columns, early, i
         attend,
         plgpu.SMEM((ROWS, head_dim), dtype, transforms=SWIZZLED),
         plgpu.SMEM((WARPGROUPS * slots, KEYS, head_dim), dtype, transforms=SWIZZLED),
-        plgpu.SMEM((WARPGROUPS * slots, KEYS, columns), dtype, transforms=SWIZZLED),
+        plgpu.SMEM((WARPGROUPS * slots, KEYS, PART), dtype, transforms=SWIZZLED),
         plgpu.Barrier(num_arrivals=tile_heads),
         *[plgpu.Barrier(num_arrivals=segments, num_barriers=WARPGROUPS * slots)] * 2,
         collective_axes=THREAD,
@@ -246,7 +230,7 @@ def _attention(qkv, k_prefix, v_prefix, layer, n, about, o, *, columns, early, i
     pl.run_scoped(
         partial(merge, state),
         *[plgpu.SMEM((WARPGROUPS, ROWS), jnp.float32)] * 2,
-        _smem((WARPGROUPS, ROWS, columns), jnp.float32, quarter),
+        _smem((WARPGROUPS, ROWS, PART), jnp.float32, quarter),
         _smem((WARPGROUPS, ROWS, quarter), dtype, quarter),
         plgpu.Barrier(num_arrivals=WARPGROUPS),
         collective_axes=THREAD,

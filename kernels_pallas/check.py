@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.ahead import Ahead
 from kernels_pallas.attention import branch_attention, check_sizes
 from kernels_pallas.front import Listed
 from kernels_pallas.launch import LANES, pad
@@ -19,6 +20,9 @@ from kernels_pallas.qkv import HEADS_MULTIPLE, Turns, attention_inputs
 from kernels_pallas.rows import NEVER, Norm, advance_norm, gate, needs, norm
 from specfold_jax.config import FoldConfig, ModelConfig
 from specfold_jax.model import Branches, Cache, Checked, Params, embed
+
+AHEAD_OF_ATTENTION, AHEAD_OF_ROWS = 24 * 2**20, 6 * 2**20
+"""Bytes of weights that attention, and a row kernel, fetch into the L2 cache for the products after them."""
 
 
 class _Pending(NamedTuple):
@@ -58,16 +62,16 @@ class _Rows(NamedTuple):
         revealed = listed.tokens != listed.tokens[listed.parent]
         return cls(listed, fold, here, flags, *needs(listed.parent, revealed, fold is not None and fold.force_revealed))
 
-    def enter(self, pending: _Pending, at: Norm, flags: Array, gated: bool) -> _Entered:
-        """Adds what is pending; then norms the rows, all of them or, folding, those that a gate (or `flags`) names."""
+    def enter(self, pending: _Pending, at: Norm, flags: Array, gated: bool, ahead: Ahead) -> _Entered:
+        """Adds what is pending; then norms the rows, all of them or, folding, those that a gate (or `flags`) names. Fetches `ahead`."""
         if self.fold is None:
             x, sums, slot = pending
-            x, normed = (x, norm(x, at)) if sums is None else advance_norm(x, sums, slot, self.here, at)
+            x, normed = (x, norm(x, at)) if sums is None else advance_norm(x, sums, slot, self.here, at, ahead)
             return _Entered(x, normed, self.here, None, None, flags)
         x, tau = pending.x, jnp.full((1,), self.fold.tau, jnp.float32)
         if gated or pending.sums is not None:
             need = self.need if gated else jnp.full_like(self.need, NEVER)
-            x, found = gate(*pending, self.reference, need, self.here, tau)
+            x, found = gate(*pending, self.reference, need, self.here, tau, ahead)
             flags = found if gated else flags
         return _Entered(x, *pack(x, flags, self.listed.parent, self.here, at), flags)
 
@@ -91,18 +95,21 @@ def check(
     def norm_of(weight: Array) -> Norm:
         return Norm(pad(weight, 0, LANES), model.norm_eps, model.dim)
 
+    layers = [_padded(layer, model) for layer in params["layers"]]
     pending = _Pending(pad(embed(params, listed.tokens).reshape(entries * block, -1), 1, LANES), None, None)
     kv, computed = [], []
-    for n, layer in enumerate(params["layers"]):
-        first = rows.enter(pending, norm_of(layer["attn_norm"]), rows.flags, gated=whole)
+    for n, layer in enumerate(layers):
+        later = layer["o"], layer["gate_up"]
+        first = rows.enter(pending, norm_of(layer["attn_norm"]), rows.flags, whole, Ahead((layer["qkv"],), AHEAD_OF_ROWS))
         qkv = _attention_inputs(layer, first, rows.here, turns, model).reshape(entries, block, -1, model.head_dim)
-        o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), *spots, model.heads).reshape(entries * block, -1)
+        o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), *spots, model.heads, Ahead(later, AHEAD_OF_ATTENTION))
+        o = o.reshape(entries * block, -1)
         if fold is not None and not fold.correction:
             o = o[first.source]
-        sums = linear(o, pad(layer["o"], 0, LANES), rows.here)
-        second = rows.enter(_Pending(first.x, sums, None), norm_of(layer["ffn_norm"]), first.flags, gated=twice)
+        sums, beyond = linear(o, layer["o"], rows.here), Ahead(later, AHEAD_OF_ROWS, AHEAD_OF_ATTENTION)
+        second = rows.enter(_Pending(first.x, sums, None), norm_of(layer["ffn_norm"]), first.flags, twice, beyond)
         hidden = silu_pair(second.normed, layer["gate_up"], second.count)
-        pending = _Pending(second.x, linear(hidden, pad(layer["down"], 0, LANES), second.count), second.slot)
+        pending = _Pending(second.x, linear(hidden, layer["down"], second.count), second.slot)
         kv.append(tuple(jnp.split(qkv, [model.heads + n * model.kv_heads for n in range(3)], axis=2)[1:3]))
         computed.append(jnp.stack([first.flags, second.flags])[:, : entries * block].reshape(2, entries, block))
     _, normed = advance_norm(*pending, rows.here, norm_of(params["norm"]))
@@ -125,17 +132,23 @@ def _checked(
     return Checked(spread(hidden), kv, jnp.moveaxis(drafts, 2, 0), folded, place)
 
 
+def _padded(layer: Params, model: ModelConfig) -> Params:
+    """A layer's weights in the sizes that the kernels take, most of them as they are."""
+    heads = HEADS_MULTIPLE * model.head_dim
+    multiples = {"qkv": heads, "qkv_bias": heads, "o": LANES, "down": LANES}
+    return {name: pad(x, 0, multiples.get(name, 1)) for name, x in layer.items()}
+
+
 def _attention_inputs(
     layer: Params, entered: _Entered, here: Array, turns: Turns, model: ModelConfig
 ) -> Float[Array, "rows all_heads head_dim"]:
     """Query, key and value heads of every row."""
-    columns = HEADS_MULTIPLE * model.head_dim
     return attention_inputs(
-        linear(entered.normed, pad(layer["qkv"], 0, columns), entered.count),
+        linear(entered.normed, layer["qkv"], entered.count),
         entered.slot,
         here,
         turns,
-        pad(layer["qkv_bias"], 0, columns) if model.qkv_bias else None,
+        layer["qkv_bias"] if model.qkv_bias else None,
         layer["q_norm"] if model.qk_norm else None,
         layer["k_norm"] if model.qk_norm else None,
         heads=model.heads,

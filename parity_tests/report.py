@@ -1,12 +1,13 @@
 """Writes how far every implementation is from the fp32 reference, case by case: `python -m parity_tests.report`.
 
 The table goes to benchmarks/results/parity-<device>.json with device, versions and commit; the worst cases are printed. Most of the time
-goes into compiling, which --jobs processes do side by side.
+goes into compiling, which --jobs processes do side by side. Results are written after each case, with how many remain; the same command
+goes on where it was interrupted.
 """
 
 import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests' modules name each other without the package, as pytest runs them
@@ -23,7 +24,7 @@ from cases import CASES
 from close import EXACT, TOLERANCE, errors
 from devices import DEVICE, about
 from implementations import IMPLEMENTATIONS, reference, run, takes
-from specfold_jax.files import write_json
+from specfold_jax.files import read_json, write_json
 
 FLAGS = flags.FlagValues()
 _OUT = flags.DEFINE_string("out", None, "File to write; by default benchmarks/results/parity-<device>.json.", flag_values=FLAGS)
@@ -59,20 +60,44 @@ def print_worst(rows: list[dict], count: int) -> None:
     Console(width=160).print(table)
 
 
+def resume(path: Path) -> dict:
+    """The report so far, or an empty one. ValueError if another machine, version or commit wrote it."""
+    here = about(_COMMIT.value)
+    if not path.exists():
+        return here | {"results": [], "remaining": None}
+    before = read_json(path, "a report of parity_tests.report")
+    if differ := [name for name in here if name != "date" and before.get(name) != here[name]]:
+        raise ValueError(f"{path}: was written with another {' and '.join(differ)}; move it away to start anew")
+    return before
+
+
 def main() -> int:
+    """Reports the cases that the file does not have yet; 1 if any failed or is beyond tolerance."""
+    device = str(about(None)["torch_device"]).removeprefix("NVIDIA ").split(",")[0].lower().replace(" ", "-")
+    path = Path(_OUT.value) if _OUT.value else RESULTS / f"parity-{device}.json"
     chosen = [(number, case) for number, case in enumerate(CASES) if not _OP.value or case.op in _OP.value]
     cells = [(number, dtype) for number, case in chosen for dtype in case.dtypes if case.runs(dtype, DEVICE)]
     if not cells:
         raise app.UsageError(f"no case of --op={_OP.value}")
+    record = resume(path)
+    done = {(row["op"], row["case"], row["dtype"]) for row in record["results"]}
+    cells = [cell for cell in cells if (CASES[cell[0]].op, CASES[cell[0]].name, str(cell[1]).removeprefix("torch.")) not in done]
+    cells.sort(key=lambda cell: not CASES[cell[0]].layer)  # the longest first
     with ProcessPoolExecutor(_JOBS.value, multiprocessing.get_context("spawn"), initializer=configure) as pool:
-        rows = [row for found in pool.map(rows_of, *zip(*cells, strict=True)) for row in found]
-    record = about(_COMMIT.value)
-    name = record["torch_device"].removeprefix("NVIDIA ").split(",")[0].lower().replace(" ", "-")
-    path = Path(_OUT.value) if _OUT.value else RESULTS / f"parity-{name}.json"
-    write_json(path, record | {"results": rows})
-    print_worst(rows, _WORST.value)
-    print(path)
-    return int(not all(row["passed"] for row in rows))
+        futures = {pool.submit(rows_of, *cell): cell for cell in cells}
+        failed = []
+        for number, future in enumerate(as_completed(futures), 1):
+            if error := future.exception():  # the others are worth having on a lent GPU
+                failed.append(f"{CASES[futures[future][0]].name} {futures[future][1]}: {error}")
+            else:
+                record["results"] += future.result()
+            record["remaining"] = len(cells) - number + len(failed)
+            write_json(path, record)
+    record["results"].sort(key=lambda row: [case.op for case in CASES].index(row["op"]))
+    write_json(path, record)
+    print_worst(record["results"], _WORST.value)
+    print(path, *failed, sep="\n")
+    return int(bool(failed) or not all(row["passed"] for row in record["results"]))
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ def test_a_kernel_that_fetches_ahead_lowers_for_a_gpu():
     number, branch, causal = like((1,), jnp.int32), like((9,), jnp.int32), like((1,), bool)
     weights = tuple(like(shape, jnp.bfloat16) for shape in ((1536, 1536), (17920, 1536)))
     given = qkv, cache, cache, number, branch, number, causal, branch, number
-    branch_attention.trace(*given, heads=12, ahead=weights).lower(lowering_platforms=("cuda",))
+    branch_attention.trace(*given, heads=12, ahead=ahead.Ahead(weights, 24 * 2**20)).lower(lowering_platforms=("cuda",))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
