@@ -13,12 +13,14 @@ import pytest
 import torch
 from absl import app, flags
 
-from benchmarks import environment, methods, op_cases, op_kernels, ops, plots
+from benchmarks import environment, methods, op_cases, op_kernels, ops, plots, tiles
+from benchmarks.embed import SHAPES
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.grid import PRESETS, Group, Setting
 from benchmarks.tables import NOT_YET, TABLES, render
 from close import TOLERANCE
 from devices import DEVICE  # noqa: F401  (sets what Triton reads once)
+from kernels_pallas.tiles import SHARED_BYTES
 from pallas_ops import on_kernels
 from specfold_jax import files
 
@@ -267,3 +269,16 @@ def test_pictures_of_operations(tmp_path):
     (path,) = plots.draw_ops({"environment": {"device": "made up", "commit": "abc"}, "results": results}, tmp_path)
     assert path.name == "ops-7b.png"
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("op", tiles.OPS)
+@pytest.mark.parametrize("rows", [32, 288, 2304])
+def test_tiles_that_are_timed_fit_and_keep_a_row_s_bits(op, rows):
+    """The default first; all within shared memory, and with its splits."""
+    case = tiles.Case("1.5b", op, rows, rows, *tiles.sizes(SHAPES["1.5b"], op))
+    found = tiles.candidates(case)
+    assert found[0] == case.usual
+    assert len(set(found)) == len(found) > 3
+    for tile in found:
+        assert tile.splits == case.usual.splits
+        assert tile.shared_bytes(1 + case.pair, 2 if case.pair else 4) <= SHARED_BYTES

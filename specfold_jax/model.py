@@ -78,6 +78,10 @@ class Checked(NamedTuple):
         own = jnp.arange(batch * branches, dtype=jnp.int32).reshape(batch, branches)
         return own if self.place is None else self.place
 
+    def ordered(self, x: Float[Array, "batch branch block ..."]) -> Float[Array, "batch branch block ..."]:
+        """`hidden`, or keys or values, with every branch in its own place."""
+        return x.reshape(-1, *x.shape[2:]).at[self.places()].get(mode="promise_in_bounds")
+
     def block_of(self, x: Float[Array, "batch branch block ..."], branch: Int[Array, " batch"]) -> Float[Array, "batch block ..."]:
         """Of `hidden`, or of keys or values, a branch of each sequence."""
         place = jnp.take_along_axis(self.places(), branch[:, None], axis=1)[:, 0]

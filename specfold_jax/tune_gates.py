@@ -48,6 +48,7 @@ def _look_and_step(
         return jnp.take_along_axis(x, branches.parent.reshape(*branches.parent.shape, *(1,) * (x.ndim - 2)), axis=1)
 
     # A folded position has its source's very keys, which are its parent's; a computed one has its own.
-    computed = jnp.stack([jnp.any(key != of_parent(key), axis=(3, 4)) for key, _ in checked.kv])
+    keys = [checked.ordered(key) for key, _ in checked.kv]
+    computed = jnp.stack([jnp.any(key != of_parent(key), axis=(3, 4)) for key in keys])
     following = decode_step(state, params, model, decode, graph, fold)
     return following, computed, branches.tokens != of_parent(branches.tokens), branches.drafts()

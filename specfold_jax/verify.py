@@ -68,7 +68,8 @@ def margins(state: DecodeState, params: Params, model: ModelConfig, decode: Deco
     margin = reveal.decide(row.canvas, seen.at(jnp.zeros_like(row.start), row.step), row.step, model, decode).margin
     if not model.seed:
         return jnp.where(row.phase == COMMIT, jnp.inf, margin)
-    last, after = logits(params, checked.hidden[:, 0, -1]), row.start + row.canvas.shape[1]
+    last = logits(params, checked.block_of(checked.hidden, jnp.zeros_like(row.start))[:, -1])
+    after = row.start + row.canvas.shape[1]
     temperature = jnp.asarray(decode.temperature, jnp.float32)
     following = reveal.rank(last, row.seed, after, jnp.zeros_like(after), temperature, model.mask_id, 1)
     return jnp.where(row.phase == COMMIT, following.gap, margin)
