@@ -7,7 +7,7 @@ from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, table
 
 
 def _setting(name: str) -> Column:
-    return name, lambda row: str(row["setting"][name])
+    return {"drafts": "D"}.get(name, name), lambda row: "-" if (value := row["setting"][name]) is None else str(value)
 
 
 def _part(name: str) -> Column:
@@ -28,6 +28,7 @@ def decode(rows: Rows) -> str:
         return f"{row['measured']['identical']} of {row['setting']['samples']}"
 
     columns: list[Column] = [_setting("shape"), _setting("impl"), _setting("batch"), ("method", lambda row: row["measured"]["title"])]
+    columns.append(_setting("drafts"))
     columns += [("vanilla's tokens", same), ("tokens/s", number("tokens_per_second", 0)), ("forwards", number("nfe", 0))]
     columns += [("accepted depth", number("accepted_depth")), ("recompute", number("recompute_ratio"))]
     columns += [("ms an iteration", lambda row: spread_text(row["measured"]["iteration"]))]
@@ -49,7 +50,14 @@ def ratio(rows: Rows) -> str:
         """Not where each part waits for the host: it is then no difference of device times."""
         return lambda row: percent(name)(row) if row["setting"]["impl"] in ("xla", "pallas") else "-"
 
-    columns: list[Column] = [_setting("shape"), _setting("impl"), _setting("batch"), _setting("tau"), ("rows", number("spiffy_rows", 0))]
+    columns: list[Column] = [
+        _setting("shape"),
+        _setting("impl"),
+        _setting("batch"),
+        _setting("drafts"),
+        _setting("tau"),
+        ("rows", number("spiffy_rows", 0)),
+    ]
     columns += [
         ("recompute", number("recompute")),
         ("vanilla, ms", number("vanilla_ms")),

@@ -6,7 +6,7 @@
 
 The model is the packaged tiny one, embedded in each shape so that it stays the same function (`benchmarks.embed`): drafts are accepted and
 positions folded as a trained model has it, while every pass costs what the shape costs. Problems come from the packaged held-out set. For
-each shape, implementation and batch there are these settings, all with the same draft graph:
+each shape, implementation and batch there are vanilla and, with the draft graph of each of --drafts, the others:
 
   vanilla           one canvas a pass
   spiffy            drafts, nothing folded. Its tokens must be vanilla's. With the same kernels it is SpecFold's control "folding off"
@@ -20,7 +20,7 @@ overhead; on a GPU also kernel times, with gate, pack and attention apart for pa
 device, torch and triton call by call (`timing_jax.py`, `timing_torch.py`). Methods that draft are timed on one state, Spiffy's.
 Floors are for an H200, as measured: 4.3e12 bytes/s and 770e12 bfloat16 operations/s.
 
-The draft graph: --graph FILE is read if it is there, else chosen on other problems and kept in that file; by default one beside --out.
+Draft graphs lie beside --out, or, of a single number of drafts, in --graph FILE: read if there, else chosen on other problems and kept.
 Results are written after each setting; the same command goes on where it was interrupted. A setting that fails is reported at the end and
 tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless XLA_PYTHON_CLIENT_PREALLOCATE says
 so. JAX_COMPILATION_CACHE_DIR keeps what XLA compiled.
@@ -32,7 +32,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,20 +71,22 @@ _OUT = flags.DEFINE_string("out", None, "Results file (JSON).", required=True, f
 _SHAPES = flags.DEFINE_list("shapes", ["tiny", "1.5b", "7b"], f"Shapes, separated by commas: {', '.join(SHAPES)}.", flag_values=FLAGS)
 _IMPLS = flags.DEFINE_list("impls", list(IMPLS), "xla, torch; pallas (Hopper), triton (CUDA); separated by commas.", flag_values=FLAGS)
 _BATCH = flags.DEFINE_list("batch", ["1", "8"], "Batch sizes, separated by commas.", flag_values=FLAGS)
-_DRAFTS = flags.DEFINE_integer("drafts", 8, "Most drafts a check.", lower_bound=1, flag_values=FLAGS)
+_DRAFTS = flags.DEFINE_list("drafts", ["8"], "Most drafts a check, separated by commas.", flag_values=FLAGS)
 _TAUS = flags.DEFINE_list("taus", ["0.1"], "SpecFold's gate thresholds, separated by commas; 0, a control, is added.", flag_values=FLAGS)
 _GUARD = flags.DEFINE_float("guard", 0.5, "SpecFold's guard.", lower_bound=0, flag_values=FLAGS)
 _PREFIX = flags.DEFINE_integer("prefix", 512, "Prefix of the single iteration; 0: as decoded.", lower_bound=0, flag_values=FLAGS)
 _SAMPLES = flags.DEFINE_integer("samples", 4, "Held-out problems, from the front; a full batch or more.", lower_bound=1, flag_values=FLAGS)
 _TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Most new tokens a problem.", lower_bound=1, flag_values=FLAGS)
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", list(DTYPES), "Type of weights and activations.", flag_values=FLAGS)
-_GRAPH = flags.DEFINE_string("graph", None, "Draft graph; written if it is not there.", flag_values=FLAGS)
+_GRAPH = flags.DEFINE_string("graph", None, "Draft graph, for one number of drafts; written if not there.", flag_values=FLAGS)
 _CALIBRATION = flags.DEFINE_integer("calibration", 32, "Problems, from the end, to choose a graph on.", lower_bound=1, flag_values=FLAGS)
 _DECODES = flags.DEFINE_integer("decodes", 3, "Repetitions of the whole decodes.", lower_bound=1, flag_values=FLAGS)
 _REPETITIONS = flags.DEFINE_integer("repetitions", 50, "Repetitions of the single iteration.", lower_bound=1, flag_values=FLAGS)
 _COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.", flag_values=FLAGS)
 
 Ids = Sequence[Sequence[int]]
+Graphs = Mapping[int, DraftGraph]
+"""By the most drafts a check."""
 
 
 def draft_graph(path: Path, ids: Ids, decode: DecodeConfig, drafts: int) -> DraftGraph:
@@ -113,13 +115,16 @@ def in_shape(name: str, dtype: str) -> tuple[ModelConfig, Any]:
 
 
 def settings(shape: str, impl: str, batch: int) -> list[Setting]:
-    """Vanilla, Spiffy, and SpecFold with tau 0 and the given ones."""
+    """Vanilla; and for each number of drafts Spiffy, and SpecFold with tau 0 and the given ones."""
     fixed = {"shape": shape, "impl": impl, "batch": batch, "dtype": _DTYPE.value, "max_new_tokens": _TOKENS.value}
-    fixed |= {"samples": max(_SAMPLES.value, batch), "drafts": _DRAFTS.value, "prefix": _PREFIX.value}
-    taus = list(dict.fromkeys([0.0, *map(float, _TAUS.value)]))
-    found = [fixed | {"method": "vanilla", "tau": None, "guard": None}, fixed | {"method": "spiffy", "tau": None, "guard": None}]
-    # Text, for JSON has no infinity.
-    return found + [fixed | {"method": "specfold", "tau": tau, "guard": str(_GUARD.value)} for tau in taus]
+    fixed |= {"samples": max(_SAMPLES.value, batch), "prefix": _PREFIX.value}
+    plain, guard = {"tau": None, "guard": None}, str(_GUARD.value)  # text, for JSON has no infinity
+    found = [fixed | {"method": "vanilla", "drafts": None} | plain]
+    for drafts in map(int, _DRAFTS.value):
+        found.append(fixed | {"method": "spiffy", "drafts": drafts} | plain)
+        taus = dict.fromkeys([0.0, *map(float, _TAUS.value)])
+        found += [fixed | {"method": "specfold", "drafts": drafts, "tau": tau, "guard": guard} for tau in taus]
+    return found
 
 
 def floors(params: Any, rows: float, *, head: bool) -> dict[str, float]:
@@ -130,16 +135,16 @@ def floors(params: Any, rows: float, *, head: bool) -> dict[str, float]:
     return {"bytes_floor_ms": 1000 * read / BYTES_A_SECOND, "arithmetic_floor_ms": 1000 * 2 * count * rows / OPERATIONS_A_SECOND}
 
 
-def way(setting: Setting, model: ModelConfig, graph: DraftGraph) -> How:
+def way(setting: Setting, model: ModelConfig, graphs: Graphs) -> How:
     """How a setting decodes, on either side."""
     config = DecodeConfig(setting["max_new_tokens"], impl=setting["impl"] if setting["impl"] in SIDES["jax"] else "auto")
     fold = FoldConfig(setting["tau"], float(setting["guard"])) if setting["method"] == "specfold" else None
-    return How(model, config, DraftGraph.empty() if setting["method"] == "vanilla" else graph, fold)
+    return How(model, config, graphs[setting["drafts"]] if setting["drafts"] else DraftGraph.empty(), fold)
 
 
-def sides(group: Sequence[Setting], params: Any, model: ModelConfig, graph: DraftGraph, ids: Ids) -> Iterator[tuple[Setting, Side]]:
+def sides(group: Sequence[Setting], params: Any, model: ModelConfig, graphs: Graphs, ids: Ids) -> Iterator[tuple[Setting, Side]]:
     """Each setting of one shape, implementation and batch, ready to decode. On the JAX side all are compiled before the first."""
-    ways = [way(setting, model, graph) for setting in group]
+    ways = [way(setting, model, graphs) for setting in group]
     match group[0]["impl"]:
         case "torch" | "triton" as impl:
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -150,17 +155,17 @@ def sides(group: Sequence[Setting], params: Any, model: ModelConfig, graph: Draf
         case _:
             first = batches(ids[: group[0]["samples"]], group[0]["batch"])[0]
             entries = span(first[0].shape[1], model, ways[0].config, group[0]["prefix"])
-            methods = {setting["method"]: how for setting, how in zip(group, ways, strict=True)}
-            programs = compile_programs(params, *first, entries, methods)
-            for setting, how in zip(group, ways, strict=True):
-                yield setting, JaxSide(params, how, programs[setting["method"]])
+            names = [f"{setting['method']} {setting['drafts']}" for setting in group]
+            programs = compile_programs(params, *first, entries, dict(zip(names, ways, strict=True)))
+            for name, setting, how in zip(names, group, ways, strict=True):
+                yield setting, JaxSide(params, how, programs[name])
 
 
-def measure(setting: Setting, side: Side, params: Any, ids: Ids, states: dict[bool, Any]) -> dict[str, Any]:
-    """What a row of the results says. `states` keeps the state of the single iteration for the settings after it: by whether they draft."""
+def measure(setting: Setting, side: Side, params: Any, ids: Ids, states: dict[int | None, Any]) -> dict[str, Any]:
+    """What a row of the results says. `states` keeps the state of the single iteration for the settings after it, by number of drafts."""
     ids, block = ids[: setting["samples"]], side.config.block(side.model)
     timed = decode_all(side, ids, setting["batch"], _DECODES.value)
-    if (drafts := setting["method"] != "vanilla") not in states:
+    if (drafts := setting["drafts"]) not in states:
         prompts, lengths = batches(ids, setting["batch"])[0]
         entries = span(prompts.shape[1], side.model, side.config, setting["prefix"])
         states[drafts] = at_prefix(side, largest(side, prompts, lengths, entries), setting["prefix"])
@@ -196,7 +201,7 @@ def compare(result: Result, results: Sequence[Result]) -> None:
     measured["broken"] = measured["identical"] < len(vanilla) and s["method"] == "spiffy" and s["impl"] in ("pallas", "triton")
 
 
-def resume(path: Path, graph: Path) -> dict[str, Any]:
+def resume(path: Path) -> dict[str, Any]:
     """The results so far, or none. Raises ValueError if they were measured with anything else than what is here."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     here = environment(_COMMIT.value)
@@ -205,11 +210,11 @@ def resume(path: Path, graph: Path) -> dict[str, Any]:
         "torch_device": device,
         "versions": here["versions"] | {name: version(name) for name in ("torch", "triton")},
     }
-    record = {"benchmark": "decode", "model": MODEL, "environment": here, "graph": graph.name, "date": today(), "results": []}
+    record = {"benchmark": "decode", "model": MODEL, "environment": here, "date": today(), "results": []}
     if not path.exists():
         return record
     before = json.loads(path.read_text(encoding="utf-8"))
-    if differ := [name for name in ("benchmark", "model", "environment", "graph") if before.get(name) != record[name]]:
+    if differ := [name for name in ("benchmark", "model", "environment") if before.get(name) != record[name]]:
         raise ValueError(f"{path}: was measured with another {' and '.join(differ)}; move it away to start anew")
     return before
 
@@ -220,13 +225,17 @@ def check_flags() -> None:
         raise app.UsageError(f"--shapes has {', '.join(unknown)}, knows {', '.join(SHAPES)}")
     if unknown := [name for name in _IMPLS.value if name not in IMPLS]:
         raise app.UsageError(f"--impls has {', '.join(unknown)}, knows {', '.join(IMPLS)}")
+    if wrong := [value for value in _DRAFTS.value if not (value.isdecimal() and int(value))]:
+        raise app.UsageError(f"--drafts has {', '.join(wrong)}, must be whole numbers from 1 on")
+    if _GRAPH.value and len(_DRAFTS.value) > 1:
+        raise app.UsageError("--graph is a graph of one number of drafts; leave it out, or name one in --drafts")
     if "triton" in _IMPLS.value and not torch.cuda.is_available():
         raise app.UsageError("--impls: triton needs a CUDA device, and there is none; name others")
     if "pallas" in _IMPLS.value and getattr(jax.devices()[0], "compute_capability", None) != "9.0":
         raise app.UsageError(f"--impls: pallas needs a Hopper GPU, not {jax.devices()[0].device_kind}; name others")
 
 
-def run(record: dict[str, Any], ids: Ids, graph: DraftGraph, report: Callable[[Result], None], say: Callable[[str], None]) -> list[str]:
+def run(record: dict[str, Any], ids: Ids, graphs: Graphs, report: Callable[[Result], None], say: Callable[[str], None]) -> list[str]:
     """Measures what is not in the record, and reports each setting; what failed, in words.
 
     All of JAX comes before PyTorch, whose profiler does not let go of the GPU.
@@ -242,8 +251,8 @@ def run(record: dict[str, Any], ids: Ids, graph: DraftGraph, report: Callable[[R
             where = f"{shape} {group[0]['impl']} batch {group[0]['batch']}"
             try:
                 say(f"{where}: {'compiling' if names == SIDES['jax'] else 'preparing'} {len(group)} settings")
-                states: dict[bool, Any] = {}
-                for setting, side in sides(group, params, model, graph, ids):
+                states: dict[int | None, Any] = {}
+                for setting, side in sides(group, params, model, graphs, ids):
                     say(f"{where}: {title(setting)}")
                     report({"setting": setting, "measured": measure(setting, side, params, ids, states)})
             except Exception as error:  # the machine's time is for the others
@@ -260,10 +269,12 @@ def main() -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
     check_flags()
     path, console, begun = Path(_OUT.value), Console(width=240), time.monotonic()
-    where = Path(_GRAPH.value) if _GRAPH.value else path.with_name(f"{path.stem}.graph{_DRAFTS.value}.json")
-    record = resume(path, where)
+    record = resume(path)
     ids = encode(load_tokenizer(resolve_folder("tiny")), [problem.question for problem in packaged_problems()])
-    graph = draft_graph(where, ids[-_CALIBRATION.value :], DecodeConfig(_TOKENS.value), _DRAFTS.value)
+    graphs = {}
+    for drafts in map(int, _DRAFTS.value):
+        where = Path(_GRAPH.value or path.with_name(f"{path.stem}.graph{drafts}.json"))
+        graphs[drafts] = draft_graph(where, ids[-_CALIBRATION.value :], DecodeConfig(_TOKENS.value), drafts)
 
     def say(text: str) -> None:
         console.print(f"{time.monotonic() - begun:6.0f} s  {text}", highlight=False, markup=False)
@@ -274,7 +285,7 @@ def main() -> int:
         write_json(path, record)
         say(line(result))
 
-    failed = run(record, ids, graph, report, say)
+    failed = run(record, ids, graphs, report, say)
     console.print(table(record["results"]), bars(record["results"]))
     for text in failed:
         say(f"failed: {text}")

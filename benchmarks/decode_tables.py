@@ -12,7 +12,7 @@ EMBEDDED = "The tiny trained model, embedded function-preservingly in each shape
 
 def kin(setting: Setting) -> dict[str, Any]:
     """What a setting shares with the vanilla, Spiffy and SpecFold that it is compared with."""
-    return {name: value for name, value in setting.items() if name not in ("method", "tau", "guard")}
+    return {name: value for name, value in setting.items() if name not in ("method", "drafts", "tau", "guard")}
 
 
 def title(setting: Setting) -> str:
@@ -47,7 +47,7 @@ def line(result: Result) -> str:
 
 def table(results: Sequence[Result]) -> Table:
     """All results; red where tokens differ that must not."""
-    columns = ("shape", "impl", "batch", "method", "vanilla's tokens", "tokens/s", "ms an iteration", "forwards", "depth", "recompute")
+    columns = ("shape", "impl", "batch", "method", "D", "vanilla's tokens", "tokens/s", "ms an iteration", "forwards", "depth", "recompute")
     single = ("step ms", "check ms (rows)", "head ms", "overhead ms", "kernels ms", "floors ms", "compile s")
     out = Table(*columns, *single, caption=f"{EMBEDDED} From step ms on: one iteration on the state before the largest check.")
     for result in results:
@@ -56,7 +56,7 @@ def table(results: Sequence[Result]) -> Table:
         step, check, floors = one["step"], one["check"], one["floors"]
         same = f"{m['identical']} of {s['samples']}"
         out.add_row(
-            *(s["shape"], s["impl"], str(s["batch"]), m["title"], f"[bold red]{same}[/]" if m["broken"] else same),
+            *(s["shape"], s["impl"], str(s["batch"]), m["title"], str(s["drafts"] or "-"), f"[bold red]{same}[/]" if m["broken"] else same),
             *(_number(m["tokens_per_second"], 1), spread_text(mean)),
             *(str(m["nfe"]), _number(m["accepted_depth"]), _number(m["recompute_ratio"])),
             *(spread_text(step), f"{check['median_ms']:.2f} ({one['rows']})"),
@@ -79,17 +79,17 @@ def folding_ms(one: dict[str, Any], spiffy: dict[str, Any]) -> float | None:
 
 
 def ratios(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
-    """Of each shape, implementation and batch, and each tau above 0: whole iterations over vanilla's, and shares of an iteration."""
-    found: dict[str, dict[tuple[str, float | None], Result]] = {}
+    """Of each shape, implementation, batch, D, and tau above 0: whole iterations over vanilla's, and shares of an iteration."""
+    groups: dict[str, list[Result]] = {}
     for result in results:
-        s = result["setting"]
-        found.setdefault(str(kin(s)), {})[s["method"], s["tau"]] = result
-    for group in found.values():
-        if ("vanilla", None) not in group or ("spiffy", None) not in group:
-            continue
-        vanilla, spiffy = (group[name, None]["measured"]["one"] for name in ("vanilla", "spiffy"))
-        for (method, tau), result in group.items():
-            if method != "specfold" or not tau:
+        groups.setdefault(str(kin(result["setting"])), []).append(result)
+    for group in groups.values():
+        for result in group:
+            s = result["setting"]
+            vanilla = next((r["measured"]["one"] for r in group if r["setting"]["method"] == "vanilla"), None)
+            plain = (r for r in group if r["setting"]["method"] == "spiffy" and r["setting"]["drafts"] == s["drafts"])
+            spiffy = next((r["measured"]["one"] for r in plain), None)
+            if s["method"] != "specfold" or not s["tau"] or vanilla is None or spiffy is None:
                 continue
             one, step = result["measured"]["one"], vanilla["step"]["median_ms"]
             folding, whole = folding_ms(one, spiffy), one["step"]["median_ms"]
@@ -108,12 +108,20 @@ def ratios(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
 
 def bars(results: Sequence[Result]) -> Table:
     """The ratios, with the bars of one H200 at 1.5B, bfloat16, prefix 512 in the headings."""
-    columns = ("shape", "impl", "batch", "tau", "vanilla step ms (1.55)", "Spiffy / vanilla (1.7, 288 rows)", "rows")
+    columns = ("shape", "impl", "batch", "D", "tau", "vanilla step ms (1.55)", "Spiffy / vanilla (1.7, 288 rows)", "rows")
     rest = ("SpecFold / vanilla (1.25)", "SpecFold / Spiffy (0.55 at batch 8)", "recompute (0.3)", "overhead: vanilla, SpecFold (10 %)")
     out = Table(*columns, *rest, "folding's share of a check (10 %)", caption=f"{EMBEDDED} Whole iterations on one state of a run.")
     for r in ratios(results):
         out.add_row(
-            *(r["shape"], r["impl"], str(r["batch"]), f"{r['tau']:g}", _number(r["vanilla_ms"]), _number(r["spiffy_over_vanilla"])),
+            *(
+                r["shape"],
+                r["impl"],
+                str(r["batch"]),
+                str(r["drafts"]),
+                f"{r['tau']:g}",
+                _number(r["vanilla_ms"]),
+                _number(r["spiffy_over_vanilla"]),
+            ),
             *(str(r["spiffy_rows"]), _number(r["specfold_over_vanilla"]), _number(r["specfold_over_spiffy"]), _number(r["recompute"])),
             *(f"{r['vanilla_overhead']:.1%}, {r['overhead']:.1%}", "-" if r["folding"] is None else f"{r['folding']:.1%}"),
         )

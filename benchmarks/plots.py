@@ -1,31 +1,39 @@
-"""Pictures of results: what each operation costs against the number of rows, by implementation, with the floor.
+"""Pictures of results: what operations and checks cost against the number of rows, and where folding pays.
 
     python -m benchmarks.plots --out pictures
 
-Writes `ops-SHAPE.png` for every shape in the results of `benchmarks.ops`, and prints the files' names.
+Writes, for every shape there are results of, and prints the files' names:
+
+  ops-SHAPE.png       each operation against rows, by implementation, with the floor (`benchmarks.ops`)
+  checks-SHAPE.png    a check that computes all its rows against their number, by implementation, with the floor (`benchmarks.decode`)
+  regimes-SHAPE.png   a SpecFold iteration over Spiffy's and over vanilla's, by batch and drafts, for each implementation and tau
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import app, flags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks.command import start
+from benchmarks.decode_tables import ratios
 from benchmarks.environment import RESULTS
 from benchmarks.op_cases import OP_SHAPES, OPS, Case, floor
 from specfold_jax.draw import EDGE, INK
 from specfold_jax.files import read_json, whole
 from specfold_jax.tune_plots import COLOURS, GREY
 
-IMPLEMENTATIONS = {"xla": COLOURS[0], "pallas": COLOURS[1], "triton": COLOURS[2]}
+IMPLEMENTATIONS = {"xla": COLOURS[0], "pallas": COLOURS[1], "triton": COLOURS[2], "torch": COLOURS[3]}
 COLUMNS = 4
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("ops", str(RESULTS / "ops-h200.json"), "Results of benchmarks.ops.", flag_values=FLAGS)
+flags.DEFINE_string("decode", str(RESULTS / "decode-h200.json"), "Results of benchmarks.decode.", flag_values=FLAGS)
 flags.DEFINE_string("out", None, "Folder to write to.", required=True, flag_values=FLAGS)
 
 
@@ -33,12 +41,91 @@ def draw_ops(record: dict[str, Any], folder: Path) -> list[Path]:
     """Writes a picture for every shape that has times; returns their files."""
     timed = [result for result in record["results"] if "median_us" in result["measured"]]
     files = []
-    for shape in dict.fromkeys(result["setting"]["shape"] for result in timed):
-        files.append(folder / f"ops-{shape}.png")
-        figure = _ops(shape, [result for result in timed if result["setting"]["shape"] == shape], record["environment"])
-        with whole(files[-1]) as partial:
-            figure.savefig(partial, format="png")
+    for shape, mine in _by_shape(timed):
+        files.append(_save(_ops(shape, mine, record["environment"]), folder / f"ops-{shape}.png"))
     return files
+
+
+def draw_decodes(record: dict[str, Any], folder: Path) -> list[Path]:
+    """Writes two pictures for every shape, the second one where SpecFold was measured; returns their files."""
+    files = []
+    for shape, mine in _by_shape(record["results"]):
+        files.append(_save(_checks(shape, mine, record["environment"]), folder / f"checks-{shape}.png"))
+        if found := list(ratios(mine)):
+            files.append(_save(_regimes(shape, found, record["environment"]), folder / f"regimes-{shape}.png"))
+    return files
+
+
+def _by_shape(results: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for shape in dict.fromkeys(result["setting"]["shape"] for result in results):
+        yield shape, [result for result in results if result["setting"]["shape"] == shape]
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    with whole(path) as partial:
+        figure.savefig(partial, format="png")
+    return path
+
+
+def _new(title: str, environment: dict[str, Any], size: tuple[float, float]) -> Figure:
+    figure = Figure(figsize=size, dpi=160, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    heading = f"{title} on {environment['device']}, commit {environment['commit']}"
+    figure.suptitle(heading, x=0.02, ha="left", fontsize=11, fontweight="bold", color=INK)
+    return figure
+
+
+def _plain(axes: Any) -> None:
+    axes.tick_params(colors=INK, labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(EDGE)
+
+
+def _checks(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
+    """Vanilla's and Spiffy's checks, both axes logarithmic; bars are quartiles."""
+    figure = _new(f"A check of the {shape} shape", environment, (6.4, 4.2))
+    axes, floors = figure.subplots(), {}
+    for impl, colour in IMPLEMENTATIONS.items():
+        mine = [r["measured"]["one"] for r in results if r["setting"]["impl"] == impl and r["setting"]["method"] != "specfold"]
+        mine.sort(key=lambda one: one["rows"])
+        if mine:
+            rows, middle = [one["rows"] for one in mine], [one["check"]["median_ms"] for one in mine]
+            spread = [[one["check"]["median_ms"] - one["check"]["low_ms"] for one in mine]]
+            spread.append([one["check"]["high_ms"] - one["check"]["median_ms"] for one in mine])
+            axes.errorbar(rows, middle, yerr=spread, color=colour, marker="o", ms=4, lw=1.4, capsize=2, elinewidth=1, label=impl)
+        floors |= {one["rows"]: max(one["floors"].values()) for one in mine}
+    axes.plot(sorted(floors), [floors[rows] for rows in sorted(floors)], color=GREY, lw=1.2, ls="--", label="floor")
+    axes.set(xscale="log", yscale="log", xlabel="rows computed", ylabel="milliseconds")
+    axes.set_xticks(sorted(floors), [str(rows) for rows in sorted(floors)])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.grid(axis="y", color=EDGE, alpha=0.25, lw=0.6)
+    axes.legend(fontsize=8, frameon=False)
+    _plain(axes)
+    return figure
+
+
+def _regimes(shape: str, found: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
+    """A row of maps for each implementation and tau. Below 1, folding pays."""
+    kinds = sorted({(r["impl"], r["tau"]) for r in found})
+    batches, drafts = (sorted({r[name] for r in found}) for name in ("batch", "drafts"))
+    figure = _new(f"SpecFold iterations of the {shape} shape", environment, (7.4, 0.6 + 2.2 * len(kinds)))
+    for row, (impl, tau) in zip(figure.subplots(len(kinds), 2, squeeze=False), kinds, strict=True):
+        for axes, rival in zip(row, ("spiffy", "vanilla"), strict=True):
+            cells = np.full((len(drafts), len(batches)), np.nan)
+            for r in found:
+                if (r["impl"], r["tau"]) == (impl, tau):
+                    cells[drafts.index(r["drafts"]), batches.index(r["batch"])] = r[f"specfold_over_{rival}"]
+            axes.imshow(cells, cmap="RdBu_r", norm=TwoSlopeNorm(1, 0.25, 4), origin="lower", aspect="auto")
+            for (y, x), value in np.ndenumerate(cells):
+                if not np.isnan(value):
+                    axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, color=INK)
+            axes.set_xticks(range(len(batches)), [str(n) for n in batches])
+            axes.set_yticks(range(len(drafts)), [str(n) for n in drafts])
+            axes.set(xlabel="batch", ylabel="drafts a check")
+            axes.set_title(f"{impl}, tau {tau:g}: over {rival}", fontsize=9, color=INK)
+            _plain(axes)
+    return figure
 
 
 def _ops(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
@@ -46,8 +133,7 @@ def _ops(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, A
     names = [op for op in OPS if any(result["setting"]["op"] == op for result in results)]
     rows = sorted({result["setting"]["rows"] for result in results})
     height, width = -(-len(names) // COLUMNS), min(COLUMNS, len(names))
-    figure = Figure(figsize=(3.1 * width + 0.4, 2.5 * height + 0.7), dpi=160, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _new(f"Operations of the {shape} shape", environment, (3.1 * width + 0.4, 2.5 * height + 0.7))
     panels = figure.subplots(height, width, sharex=True, squeeze=False).ravel()
     for axes, op in zip(panels, names, strict=False):
         mine = [result for result in results if result["setting"]["op"] == op]
@@ -72,30 +158,28 @@ def _ops(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, A
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.tick_params(colors=INK, labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(EDGE)
         axes.grid(axis="y", color=EDGE, alpha=0.25, lw=0.6)
+        _plain(axes)
     for axes in panels[len(names) :]:
         axes.set_visible(False)
     handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside upper right", ncols=len(handles), fontsize=8, frameon=False)
     figure.supxlabel("rows", fontsize=9)
     figure.supylabel("microseconds an operation", fontsize=9)
-    heading = f"Operations of the {shape} shape on {environment['device']}, commit {environment['commit']}"
-    figure.suptitle(heading, x=0.02, ha="left", fontsize=11, fontweight="bold", color=INK)
     return figure
 
 
 def main() -> None:
     """Draws what there is. Raises UsageError where there is nothing."""
-    folder = Path(FLAGS.out)
-    if not Path(FLAGS.ops).exists():
-        raise app.UsageError(f"{FLAGS.ops} is not there; python -m benchmarks.ops --out {FLAGS.ops} measures it")
-    record = read_json(FLAGS.ops, "results of benchmarks.ops")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in draw_ops(record, folder):
-        print(path)
+    folder, drawn = Path(FLAGS.out), []
+    for name, path, draw in (("ops", Path(FLAGS.ops), draw_ops), ("decode", Path(FLAGS.decode), draw_decodes)):
+        if path.exists():
+            record = read_json(path, f"results of benchmarks.{name}")
+            folder.mkdir(parents=True, exist_ok=True)
+            drawn += draw(record, folder)
+    if not drawn:
+        raise app.UsageError(f"nothing to draw in {FLAGS.ops} and {FLAGS.decode}; benchmarks.ops and benchmarks.decode measure it")
+    print(*drawn, sep="\n")
 
 
 if __name__ == "__main__":

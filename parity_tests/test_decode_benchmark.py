@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import specfold_jax as sf
-from benchmarks import decode, timing_jax
+from benchmarks import decode, plots, timing_jax
 from benchmarks.decode_tables import bars, folding_ms, line, ratios, table
 from benchmarks.timing import PARTS, at_prefix, decode_all, grouped, largest, span, time_parts
 from benchmarks.timing_jax import How, JaxSide, compile_programs
@@ -129,13 +129,14 @@ def test_kernels_by_group():
     assert grouped(None, "triton") is None
 
 
-def result(method: str, tau: float | None, step: float, groups: dict[str, float] | None, impl: str = "pallas") -> dict:
+def result(method: str, tau: float | None, step: float, groups: dict[str, float] | None, impl: str = "pallas", drafts: int = 8) -> dict:
     """A row of results with these milliseconds."""
     setting = {"shape": "1.5b", "impl": impl, "batch": 1, "method": method, "tau": tau, "guard": None, "samples": 2}
+    setting["drafts"] = None if method == "vanilla" else drafts
     spread = {"median_ms": step, "low_ms": step, "high_ms": step, "repetitions": 10}
     kernels = {"all": step, "groups": groups, "most": {}} if groups else None
     part = spread | {"kernels": kernels}
-    one = {"step": part, "check": part | {"median_ms": 0.8 * step}, "head": part, "overhead_ms": 0.1 * step, "rows": 288}
+    one = {"step": part, "check": part | dict.fromkeys(("median_ms", "low_ms", "high_ms"), 0.8 * step), "head": part, "overhead_ms": 0.1 * step, "rows": 288}
     one |= {"recompute": [0.2, 0.3] if method == "specfold" else None, "floors": {"bytes_floor_ms": 0.7, "arithmetic_floor_ms": 0.1}}
     measured = {"title": method, "tokens_per_second": 1.0, "iteration": spread, "iterations": 3, "nfe": 3, "accepted_depth": None}
     measured |= {"recompute_ratio": None, "compile_seconds": None, "one": one, "outputs": ["a", "b"], "tokens": 2}
@@ -146,16 +147,26 @@ def test_ratios_of_a_run():
     spiffy, folded = {"attention": 0.2, "gate": 0.0}, {"attention": 0.3, "gate": 0.02, "pack": 0.01}
     results = [result("vanilla", None, 2.0, spiffy), result("spiffy", None, 4.0, spiffy), result("specfold", 0.0, 9.0, folded)]
     results += [result("specfold", 0.1, 3.0, folded), result("specfold", 0.1, 3.0, None, impl="xla")]
+    results += [result("specfold", 0.1, 3.0, folded, drafts=3)]  # compared with the Spiffy of as many drafts, which there is not
     (only,) = ratios(results)
     assert (only["spiffy_over_vanilla"], only["specfold_over_vanilla"], only["specfold_over_spiffy"]) == (2.0, 1.5, 0.75)
     assert only["folding"] == pytest.approx((0.03 + 0.1) / 2.4)
     assert (only["recompute"], only["spiffy_rows"]) == (0.25, 288)
-    assert folding_ms(results[-1]["measured"]["one"], results[1]["measured"]["one"]) is None
+    assert folding_ms(results[4]["measured"]["one"], results[1]["measured"]["one"]) is None
     for one in results:
         one["measured"] |= {"identical": 2, "broken": False}
         assert "tokens/s" in line(one)
-    assert table(results).row_count == 5
+    assert table(results).row_count == 6
     assert bars(results).row_count == 1
+
+
+def test_pictures_of_decodes(tmp_path):
+    results = [result("vanilla", None, 2.0, None), result("spiffy", None, 4.0, None), result("specfold", 0.1, 3.0, None)]
+    results += [result("spiffy", None, 3.0, None, drafts=3), result("specfold", 0.1, 2.5, None, drafts=3)]
+    results.append({"setting": results[0]["setting"] | {"shape": "7b"}, "measured": results[0]["measured"]})
+    files = plots.draw_decodes({"environment": {"device": "made up", "commit": "abc"}, "results": results}, tmp_path)
+    assert [path.name for path in files] == ["checks-1.5b.png", "regimes-1.5b.png", "checks-7b.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
 
 
 def test_tokens_are_compared_with_vanillas_of_the_same_implementation():
@@ -172,7 +183,7 @@ def test_tokens_are_compared_with_vanillas_of_the_same_implementation():
 
 @pytest.fixture
 def flags(tmp_path):
-    decode.FLAGS(["decode", f"--out={tmp_path / 'decode.json'}", "--shapes=tiny", "--impls=torch,xla", "--batch=1,2", "--dtype=float32"])
+    decode.FLAGS(["decode", f"--out={tmp_path / 'decode.json'}", "--shapes=tiny", "--impls=torch,xla", "--batch=1,2", "--drafts=3,8"])
     yield decode.FLAGS
     decode.FLAGS.unparse_flags()
 
@@ -187,7 +198,7 @@ def test_a_run_goes_on_past_what_fails_and_where_it_stopped(flags, monkeypatch):
         yield from ((setting, None) for setting in group)
 
     def measure(setting, *_):
-        asked.append((setting["impl"], setting["batch"], setting["method"], setting["tau"]))
+        asked.append((setting["impl"], setting["batch"], setting["method"], setting["drafts"], setting["tau"]))
         return {}
 
     monkeypatch.setattr(decode, "sides", sides)
@@ -195,13 +206,14 @@ def test_a_run_goes_on_past_what_fails_and_where_it_stopped(flags, monkeypatch):
     record = {"results": []}
     failed = decode.run(record, [], None, record["results"].append, lambda text: None)
     assert failed == ["tiny xla batch 2: RuntimeError: out of memory"]
-    assert [one[:2] for one in asked[::4]] == [("xla", 1), ("torch", 1), ("torch", 2)]
-    assert [one[2:] for one in asked[:4]] == [("vanilla", None), ("spiffy", None), ("specfold", 0.0), ("specfold", 0.1)]
+    assert [one[:2] for one in asked[::7]] == [("xla", 1), ("torch", 1), ("torch", 2)]
+    drafting = [("spiffy", None), ("specfold", 0.0), ("specfold", 0.1)]
+    assert [one[2:] for one in asked[:7]] == [("vanilla", None, None), *((m, d, tau) for d in (3, 8) for m, tau in drafting)]
     asked.clear()
     failing["xla"] = False
     assert decode.run(record, [], None, record["results"].append, lambda text: None) == []
     assert {one[:2] for one in asked} == {("xla", 2)}
-    assert len(record["results"]) == 16
+    assert len(record["results"]) == 28
 
 
 def test_an_empty_turn_is_short():

@@ -127,23 +127,26 @@ def bits(x: jax.Array) -> np.ndarray:
 
 @pytest.mark.parametrize("function", [linear, silu_pair])
 def test_products_have_the_same_bits_whatever_rows_and_tiles_share_them(function):
-    """The number of rows, their count, blocks, warpgroups, clusters; only splits could change bits, and they follow from the weight."""
+    """The number of rows, their count, blocks, warpgroups, clusters, stages, of which there are fewer than steps in the last case; only
+    splits could change bits, and they follow from the weight."""
     rng = np.random.default_rng(4)
-    x, weight = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((136, 128), (80, 128)))
-    usual = product_tile(80, 128, 136) if function is linear else pair_tile(40, 136)
+    x, weight = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((136, 256), (80, 256)))
     other = {} if function is linear else {"apart": True}
 
-    def call(rows: int, count: int, tile: Tile | None = None) -> np.ndarray:
+    def usual(rows: int) -> Tile:
+        return (product_tile(80, 256, rows) if function is linear else pair_tile(40, rows))._replace(splits=1)
+
+    def call(rows: int, count: int, tile: Tile) -> np.ndarray:
         out = function(x[:rows], weight, jnp.asarray([count], jnp.int32), tile=tile)
         return np.asarray(out.astype(jnp.float32))[..., : min(rows, count), :]
 
     with on_kernels():
-        everything = call(136, 136)
+        everything = call(136, 136, usual(136))
         for rows, count, tile in (
-            (8, 8, None),
-            (72, 70, None),
-            (136, 40, usual._replace(cluster=1, **other)),
-            (136, 65, usual._replace(blocks=1, warpgroups=1, stages=2)),
+            (8, 8, usual(8)),
+            (72, 70, usual(72)),
+            (136, 40, usual(136)._replace(cluster=1, **other)),
+            (136, 65, usual(136)._replace(blocks=1, warpgroups=1, stages=2)),
         ):
             np.testing.assert_array_equal(call(rows, count, tile), everything[..., : min(rows, count), :])
     wide = x.astype(jnp.float32) @ weight.astype(jnp.float32).T
