@@ -136,7 +136,13 @@ def result(method: str, tau: float | None, step: float, groups: dict[str, float]
     spread = {"median_ms": step, "low_ms": step, "high_ms": step, "repetitions": 10}
     kernels = {"all": step, "groups": groups, "most": {}} if groups else None
     part = spread | {"kernels": kernels}
-    one = {"step": part, "check": part | dict.fromkeys(("median_ms", "low_ms", "high_ms"), 0.8 * step), "head": part, "overhead_ms": 0.1 * step, "rows": 288}
+    one = {
+        "step": part,
+        "check": part | dict.fromkeys(("median_ms", "low_ms", "high_ms"), 0.8 * step),
+        "head": part,
+        "overhead_ms": 0.1 * step,
+        "rows": 288,
+    }
     one |= {"recompute": [0.2, 0.3] if method == "specfold" else None, "floors": {"bytes_floor_ms": 0.7, "arithmetic_floor_ms": 0.1}}
     measured = {"title": method, "tokens_per_second": 1.0, "iteration": spread, "iterations": 3, "nfe": 3, "accepted_depth": None}
     measured |= {"recompute_ratio": None, "compile_seconds": None, "one": one, "outputs": ["a", "b"], "tokens": 2}
