@@ -1,17 +1,30 @@
 """How a program of this folder runs: its flags are its own until then, so that modules can be imported side by side."""
 
+import sys
 from collections.abc import Callable, Sequence
 
 from absl import app, flags
 
 
 def start(main: Callable[[], int | None], own: flags.FlagValues) -> None:
-    """Calls `main()` with the flags of `own` parsed from the command line; words that are no flags are refused."""
+    """Calls `main()` with the flags of `own` parsed from the command line; exit status 2 for a command line that is wrong.
+
+    `--help` prints what the program's module says of itself, and its flags.
+    """
+    program = sys.modules["__main__"]
+    name = program.__spec__.name if program.__spec__ else sys.argv[0]
+    if {"-h", "-help", "--help"} & set(sys.argv[1:]):
+        print(program.__doc__, own.get_help(include_special_flags=False), sep="\n")
+        return
 
     def checked(argv: Sequence[str]) -> int | None:
-        if argv[1:]:
-            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
-        return main()
+        try:
+            if argv[1:]:
+                raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+            return main()
+        except app.UsageError as error:
+            print(f"{name}: {error}\n--help lists the flags", file=sys.stderr)
+            return 2
 
     flags.FLAGS.append_flag_values(own)
     own.mark_as_parsed()

@@ -1,4 +1,4 @@
-"""Decodes held-out problems of the tiny model with JAX and with PyTorch, and shows every difference to be a tie.
+"""Decodes held-out problems of the tiny model with JAX and with PyTorch, and shows every difference in tokens to be a tie.
 
     python -m parity_tests.decode_report --samples 200 --out benchmarks/results/decode-parity-h200.json
 

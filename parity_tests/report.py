@@ -78,7 +78,7 @@ def main() -> int:
     chosen = [(number, case) for number, case in enumerate(CASES) if not _OP.value or case.op in _OP.value]
     cells = [(number, dtype) for number, case in chosen for dtype in case.dtypes if case.runs(dtype, DEVICE)]
     if not cells:
-        raise app.UsageError(f"no case of --op={_OP.value}")
+        raise app.UsageError(f"no case of --op={_OP.value}; operations are {', '.join(dict.fromkeys(case.op for case in CASES))}")
     record = resume(path)
     done = {(row["op"], row["case"], row["dtype"]) for row in record["results"]}
     cells = [cell for cell in cells if (CASES[cell[0]].op, CASES[cell[0]].name, str(cell[1]).removeprefix("torch.")) not in done]
