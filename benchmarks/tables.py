@@ -159,7 +159,8 @@ def _origin(record: dict[str, Any]) -> str:
     """A line on what the figures were measured with."""
     e = record.get("environment") or record.get("about") or record
     versions = ", ".join(f"{name} {value}" for name, value in e["versions"].items())
-    return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record.get('date') or e['date']}.\n"
+    rest = f" {record['remaining']} cases are still missing." if record.get("remaining") else ""
+    return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record.get('date') or e['date']}.{rest}\n"
 
 
 _METHODS, _DECODE = "methods-h200.json", "decode-h200.json"

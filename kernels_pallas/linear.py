@@ -74,6 +74,8 @@ def _product(
     """finish(x @ part.T for the equal parts of the weight's rows), tile by tile."""
     rows, columns = x.shape[0], weight.shape[0] // parts
     height, steps = tile.blocks * ROWS, weight.shape[1] // DEPTH // tile.splits
+    if tile.stages < min(steps, 2):
+        raise ValueError(f"{tile} must have 2 stages or more: one is freed when the next is read")
     apart = parts if tile.apart else 1  # warpgroups that share a block
     turns, width = tile.warpgroups // apart, parts * tile.columns // apart
 

@@ -1,8 +1,8 @@
 """Writes how far every implementation is from the fp32 reference, case by case: `python -m parity_tests.report`.
 
 The table goes to benchmarks/results/parity-<device>.json with device, versions and commit; the worst cases are printed. Most of the time
-goes into compiling, which --jobs processes do side by side. Results are written after each case, with how many remain; the same command
-goes on where it was interrupted.
+goes into compiling, which --jobs processes do side by side. Results are written after each case, with how many of all remain; the same
+command goes on where it was interrupted.
 """
 
 import multiprocessing
@@ -66,6 +66,8 @@ def resume(path: Path) -> dict:
     if not path.exists():
         return here | {"results": [], "remaining": None}
     before = read_json(path, "a report of parity_tests.report")
+    if not isinstance(before, dict) or "results" not in before:
+        raise ValueError(f"{path}: must be a report of parity_tests.report")
     if differ := [name for name in here if name != "date" and before.get(name) != here[name]]:
         raise ValueError(f"{path}: was written with another {' and '.join(differ)}; move it away to start anew")
     return before
@@ -75,23 +77,23 @@ def main() -> int:
     """Reports the cases that the file does not have yet; 1 if any failed or is beyond tolerance."""
     device = str(about(None)["torch_device"]).removeprefix("NVIDIA ").split(",")[0].lower().replace(" ", "-")
     path = Path(_OUT.value) if _OUT.value else RESULTS / f"parity-{device}.json"
-    chosen = [(number, case) for number, case in enumerate(CASES) if not _OP.value or case.op in _OP.value]
-    cells = [(number, dtype) for number, case in chosen for dtype in case.dtypes if case.runs(dtype, DEVICE)]
-    if not cells:
-        raise app.UsageError(f"no case of --op={_OP.value}; operations are {', '.join(dict.fromkeys(case.op for case in CASES))}")
+    every = [(number, dtype) for number, case in enumerate(CASES) for dtype in case.dtypes if case.runs(dtype, DEVICE)]
     record = resume(path)
     done = {(row["op"], row["case"], row["dtype"]) for row in record["results"]}
-    cells = [cell for cell in cells if (CASES[cell[0]].op, CASES[cell[0]].name, str(cell[1]).removeprefix("torch.")) not in done]
+    missing = [cell for cell in every if (CASES[cell[0]].op, CASES[cell[0]].name, str(cell[1]).removeprefix("torch.")) not in done]
+    if _OP.value and not any(CASES[number].op in _OP.value for number, _ in every):
+        raise app.UsageError(f"no case of --op={_OP.value}; operations are {', '.join(dict.fromkeys(case.op for case in CASES))}")
+    cells = [cell for cell in missing if not _OP.value or CASES[cell[0]].op in _OP.value]
     cells.sort(key=lambda cell: not CASES[cell[0]].layer)  # the longest first
     with ProcessPoolExecutor(_JOBS.value, multiprocessing.get_context("spawn"), initializer=configure) as pool:
         futures = {pool.submit(rows_of, *cell): cell for cell in cells}
         failed = []
         for number, future in enumerate(as_completed(futures), 1):
-            if error := future.exception():  # the others are worth having on a lent GPU
+            if error := future.exception():  # the others are worth having; a process that dies takes all that are waiting with it
                 failed.append(f"{CASES[futures[future][0]].name} {futures[future][1]}: {error}")
             else:
                 record["results"] += future.result()
-            record["remaining"] = len(cells) - number + len(failed)
+            record["remaining"] = len(missing) - number + len(failed)
             write_json(path, record)
     record["results"].sort(key=lambda row: [case.op for case in CASES].index(row["op"]))
     write_json(path, record)

@@ -16,6 +16,7 @@ from implementations import run
 from kernels_pallas import ahead, launch
 from kernels_pallas import check as pallas
 from kernels_pallas.attention import branch_attention
+from kernels_pallas.head import head, rank_wanted
 from kernels_pallas.linear import linear, silu_pair
 from kernels_pallas.rows import Norm, norm
 from kernels_pallas.tiles import DEPTH, MOST_STAGES, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
@@ -238,6 +239,21 @@ def test_the_head_of_a_row_has_the_same_bits_whatever_rows_share_the_call(temper
         some = {name: inputs[name][rows].contiguous() for name in ("hidden", "seed", "position", "step")}
         for name, x in run("head", inputs | some, "pallas").items():
             assert torch.equal(x, everything[name][rows])
+
+
+def test_the_head_ranks_what_is_wanted_wherever_it_stands():
+    """Rows that are not wanted are not even numbers."""
+    rng = np.random.default_rng(6)
+    hidden, weight = (rng.normal(size=shape) for shape in ((70, 64), (200, 64)))
+    wanted = rng.random(70) < 0.5
+    hidden[~wanted] = np.nan
+    names = [jnp.zeros(70, jnp.int32)] * 3
+    given = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(weight, jnp.bfloat16), *names
+    with on_kernels():
+        tokens, odds, gap = rank_wanted(*given, jnp.asarray(wanted), jnp.float32(0), 5, 2)
+        alone = head(given[0][wanted], given[1], *(x[wanted] for x in names), jnp.float32(0), 5, 2)
+    for some, all_of_them in zip(alone, (tokens, odds, gap), strict=True):
+        np.testing.assert_array_equal(np.asarray(some), np.asarray(all_of_them)[wanted])
 
 
 @pytest.mark.parametrize("fold", [None, sf.FoldConfig()], ids=["spiffy", "specfold"])

@@ -55,7 +55,7 @@ def slow(canvas, odds, gap, step, threshold, strict, sub_block, steps, order) ->
     threshold=st.sampled_from([0.0, 0.5, 0.5, 0.9, 1.0]),  # 0.5 has log-odds 0
     strict=st.booleans(),
     sub_block=st.sampled_from([2, 8]),
-    steps=st.sampled_from([None, 3, 8]),
+    steps=st.sampled_from([None, 1, 3, 8]),
     order=st.sampled_from(["confidence", "left"]),
 )
 def test_decide_is_the_definition(checkpoints, canvas, odds, gap, step, threshold, strict, sub_block, steps, order):
@@ -78,6 +78,23 @@ def test_threshold_one_reveals_one_token_however_confident(checkpoints):
         decode = sf.DecodeConfig(threshold=1.0, block_size=BLOCK, sub_block=BLOCK)
         decision = decide(jnp.full((1, BLOCK), MASK, jnp.int32), ranked, jnp.int32([0]), model, decode)
         np.testing.assert_array_equal(np.flatnonzero(decision.reveal[0]), [0])
+
+
+@pytest.mark.parametrize("steps", [1, 2, None])
+def test_nothing_is_read_where_nothing_is_to_be_revealed(steps, checkpoints):
+    """Log-odds and gaps of known positions may be anything, also where a single step reveals the whole block."""
+    model = checkpoints["fast_dllm_v2"].model
+    canvas = np.where([True, False, True, True, False, False, True, False], MASK, 7).astype(np.int32)[None]
+    odds, gap = np.random.default_rng(0).normal(size=(2, 1, BLOCK)).astype(np.float32)
+    config = sf.DecodeConfig(block_size=BLOCK, sub_block=BLOCK, steps=steps, threshold=0.9)
+
+    def decided(other: float) -> reveal.Decision:
+        ranked = Ranked(jnp.zeros((1, BLOCK, 1), jnp.int32), *(jnp.asarray(np.where(canvas == MASK, x, other)) for x in (odds, gap)))
+        return decide(canvas, ranked, jnp.int32([0]), dataclasses.replace(model, mask_id=MASK), config)
+
+    for other in (-5.0, jnp.inf, jnp.nan):
+        for one, another in zip(decided(other), decided(0.0), strict=True):
+            np.testing.assert_array_equal(one, another)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 7, 8])

@@ -110,8 +110,9 @@ def decide(
     margin = jnp.min(jnp.minimum(to_bar, to_second), axis=-1)
     if decode.order == "confidence":
         kth = jnp.sum(jnp.where(by_odds == least - 1, ranked.odds, 0), axis=-1)
-        following = jnp.sum(jnp.where(by_odds == least, ranked.odds, 0), axis=-1)
-        contested = (jnp.sum(passes, axis=-1) < least[..., 0]) & jnp.any(by_odds == least, axis=-1)
+        after = candidate & (by_odds == least)  # where `least` is the whole block, others have that rank too
+        following = jnp.sum(jnp.where(after, ranked.odds, 0), axis=-1)
+        contested = (jnp.sum(passes, axis=-1) < least[..., 0]) & jnp.any(after, axis=-1)
         margin = jnp.where(contested, jnp.minimum(margin, kth - following), margin)
     return Decision(reveal, margin)
 

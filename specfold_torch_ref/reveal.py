@@ -111,8 +111,9 @@ def decide(
     margin = torch.amin(torch.minimum(to_bar, to_second), dim=-1)
     if decode.order == "confidence":
         kth = torch.sum(torch.where(by_odds == least - 1, ranked.odds, 0), dim=-1)
-        following = torch.sum(torch.where(by_odds == least, ranked.odds, 0), dim=-1)
-        contested = (torch.sum(passes, dim=-1) < least[..., 0]) & torch.any(by_odds == least, dim=-1)
+        after = candidate & (by_odds == least)  # where `least` is the whole block, others have that rank too
+        following = torch.sum(torch.where(after, ranked.odds, 0), dim=-1)
+        contested = (torch.sum(passes, dim=-1) < least[..., 0]) & torch.any(after, dim=-1)
         margin = torch.where(contested, torch.minimum(margin, kth - following), margin)
     return Decision(reveal, margin)
 
