@@ -1,6 +1,7 @@
 """What a kernel fetches for those after it: weights on their way into the L2 cache, by programs that are gone once they have asked.
 
-A kernel that waits for few bytes leaves memory idle, and the product after it waits for memory alone. Results do not depend on any of it.
+A kernel that waits for few bytes leaves memory idle, and the product after it waits for memory alone: what it is meant to save is not
+measured yet. Results do not depend on any of it.
 """
 
 import math
