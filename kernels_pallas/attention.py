@@ -17,8 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.ahead import NOTHING, Ahead, launch_and_fetch
-from kernels_pallas.launch import SWIZZLED, THREAD, check, check_main, interpreting
+from kernels_pallas.launch import SWIZZLED, THREAD, check, check_main, interpreting, launch
 from kernels_pallas.tiles import ROWS
 
 WARPGROUPS = 4
@@ -55,7 +54,6 @@ def branch_attention(
     context: Int[Array, " branch"] | None,
     count: Int[Array, "1"],
     heads: int,
-    ahead: Ahead = NOTHING,
 ) -> Float[Array, "branch block heads head_dim"]:
     """Every query sees the first `prefix` (at most capacity) cache entries of its layer, then its context block, then its own block.
 
@@ -63,7 +61,6 @@ def branch_attention(
     `qkv` holds query heads, key heads and value heads, and maybe more behind them; it is dense: folded rows hold their source's values.
     `causal`: inside the own block, key j is seen by query i only if j <= i. `context`: the branch whose block comes right before, or -1.
     The cache must be finite up to the end of the block that `prefix` ends in: what is not seen there is multiplied by 0.
-    `ahead`: weights of the products that follow, fetched into the L2 cache meanwhile.
     ValueError for arguments that do not fit each other, NotImplementedError for sizes or types that the kernel lacks.
     """
     check_main("qkv", qkv, "branch block all_heads head_dim")
@@ -86,14 +83,13 @@ def branch_attention(
         check(name, x, (size,), jnp.int32)
     # programs that read the same head of a prefix run next to each other
     grid = {"kv_head": kv_heads, "branch": branches, "tile": pl.cdiv(heads // kv_heads, ROWS // block)}
-    return launch_and_fetch(
+    return launch(
         "attention",
         partial(_body, interpreted=interpreting()),
         jax.ShapeDtypeStruct((branches, block, heads, head_dim), qkv.dtype),
         {**grid, "part": head_dim // PART},
         *(qkv, k_prefix, v_prefix, layer, count),
         jnp.stack([sequence, prefix[sequence], causal[sequence].astype(jnp.int32), context]),
-        ahead=ahead,
         warpgroups=WARPGROUPS,
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )

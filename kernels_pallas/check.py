@@ -10,7 +10,6 @@ from typing import NamedTuple, Self
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.ahead import Ahead
 from kernels_pallas.attention import branch_attention, check_sizes
 from kernels_pallas.front import Listed
 from kernels_pallas.launch import LANES, pad
@@ -20,10 +19,6 @@ from kernels_pallas.qkv import HEADS_MULTIPLE, Turns, attention_inputs
 from kernels_pallas.rows import NEVER, Norm, advance_norm, gate, needs, norm
 from specfold_jax.config import FoldConfig, ModelConfig
 from specfold_jax.model import Branches, Cache, Checked, Params, embed
-
-AHEAD_OF_ATTENTION, AHEAD_OF_ROWS = 24 * 2**20, 6 * 2**20
-"""Bytes of weights that attention, and a row kernel, fetch into the L2 cache for the products after them. Not tuned: no gain was seen
-in vanilla decodes, and kernels have not been timed one by one with and without."""
 
 
 class _Pending(NamedTuple):
@@ -63,16 +58,16 @@ class _Rows(NamedTuple):
         revealed = listed.tokens != listed.tokens[listed.parent]
         return cls(listed, fold, here, flags, *needs(listed.parent, revealed, fold is not None and fold.force_revealed))
 
-    def enter(self, pending: _Pending, at: Norm, flags: Array, gated: bool, ahead: Ahead) -> _Entered:
-        """Adds what is pending; then norms the rows, all of them or, folding, those that a gate (or `flags`) names. Fetches `ahead`."""
+    def enter(self, pending: _Pending, at: Norm, flags: Array, gated: bool) -> _Entered:
+        """Adds what is pending; then norms the rows, all of them or, folding, those that a gate (or `flags`) names."""
         if self.fold is None:
             x, sums, slot = pending
-            x, normed = (x, norm(x, at)) if sums is None else advance_norm(x, sums, slot, self.here, at, ahead)
+            x, normed = (x, norm(x, at)) if sums is None else advance_norm(x, sums, slot, self.here, at)
             return _Entered(x, normed, self.here, None, None, flags)
         x, tau = pending.x, jnp.full((1,), self.fold.tau, jnp.float32)
         if gated or pending.sums is not None:
             need = self.need if gated else jnp.full_like(self.need, NEVER)
-            x, found = gate(*pending, self.reference, need, self.here, tau, ahead)
+            x, found = gate(*pending, self.reference, need, self.here, tau)
             flags = found if gated else flags
         return _Entered(x, *pack(x, flags, self.listed.parent, self.here, at), flags)
 
@@ -100,15 +95,14 @@ def check(
     pending = _Pending(pad(embed(params, listed.tokens).reshape(entries * block, -1), 1, LANES), None, None)
     kv, computed = [], []
     for n, layer in enumerate(layers):
-        later = layer["o"], layer["gate_up"]
-        first = rows.enter(pending, norm_of(layer["attn_norm"]), rows.flags, whole, Ahead((layer["qkv"],), AHEAD_OF_ROWS))
+        first = rows.enter(pending, norm_of(layer["attn_norm"]), rows.flags, whole)
         qkv = _attention_inputs(layer, first, rows.here, turns, model).reshape(entries, block, -1, model.head_dim)
-        o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), *spots, model.heads, Ahead(later, AHEAD_OF_ATTENTION))
+        o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), *spots, model.heads)
         o = o.reshape(entries * block, -1)
         if fold is not None and not fold.correction:
             o = o[first.source]
-        sums, beyond = linear(o, layer["o"], rows.here), Ahead(later, AHEAD_OF_ROWS, AHEAD_OF_ATTENTION)
-        second = rows.enter(_Pending(first.x, sums, None), norm_of(layer["ffn_norm"]), first.flags, twice, beyond)
+        sums = linear(o, layer["o"], rows.here)
+        second = rows.enter(_Pending(first.x, sums, None), norm_of(layer["ffn_norm"]), first.flags, twice)
         hidden = silu_pair(second.normed, layer["gate_up"], second.count)
         pending = _Pending(second.x, linear(hidden, layer["down"], second.count), second.slot)
         kv.append(tuple(jnp.split(qkv, [model.heads + n * model.kv_heads for n in range(3)], axis=2)[1:3]))

@@ -10,7 +10,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.ahead import NOTHING, Ahead, launch_and_fetch
 from kernels_pallas.launch import LANES, check, check_main, launch
 
 NEVER, GATED, ALWAYS = range(3)
@@ -73,12 +72,8 @@ def advance_norm(
     slot: Int[Array, " rows"] | None,
     here: Int[Array, "1"],
     norm: Norm,
-    ahead: Ahead = NOTHING,
 ) -> tuple[Float[Array, "rows width"], Float[Array, "rows width"]]:
-    """The residual stream with the sums at each row's `slot` (None: its own) added, and that normed. From row `here` on: unspecified.
-
-    `ahead`: weights to fetch into the L2 cache meanwhile.
-    """
+    """The residual stream with the sums at each row's `slot` (None: its own) added, and that normed. From row `here` on: unspecified."""
     _check_sums(x, sums, slot, here)
     check("weight", norm.weight, x.shape[1:], x.dtype)
     slots = () if slot is None else (slot,)
@@ -93,7 +88,7 @@ def advance_norm(
             normed_out[row] = norm(advanced, weight_ref[...])
 
     outs = (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2
-    return launch_and_fetch("advance_norm", body, outs, {"row": x.shape[0]}, x, sums, here, norm.weight, *slots, ahead=ahead)
+    return launch("advance_norm", body, outs, {"row": x.shape[0]}, x, sums, here, norm.weight, *slots)
 
 
 @jax.jit
@@ -105,13 +100,12 @@ def gate(
     need: Int[Array, " rows"],
     here: Int[Array, "1"],
     tau: Float[Array, "1"],
-    ahead: Ahead = NOTHING,
 ) -> tuple[Float[Array, "rows width"], Int[Array, " flags"]]:
     """The residual stream with the sums at each row's `slot` added (None: its own), and which rows to compute: 1, else 0.
 
     A row that `need` leaves to the gate is computed if not ||x - ref||^2 <= tau^2 ||ref||^2 (fp32), ref being row `reference`. Rows from
     `here` on are not there: unspecified, their flags 0, with which flags are padded to a multiple of 128. `sums` None: nothing to add,
-    as at the first layer. `ahead`: weights to fetch into the L2 cache meanwhile.
+    as at the first layer.
     """
     _check_sums(x, sums, slot, here)
     rows = x.shape[0]
@@ -150,7 +144,7 @@ def gate(
 
     flags = jax.ShapeDtypeStruct((-(-rows // LANES) * LANES,), jnp.int32)
     outs = (flags,) if sums is None else (jax.ShapeDtypeStruct(x.shape, x.dtype), flags)
-    found = launch_and_fetch("gate", body, outs, {"row": flags.shape[0]}, *(given[name] for name in names), ahead=ahead)
+    found = launch("gate", body, outs, {"row": flags.shape[0]}, *(given[name] for name in names))
     return (x if sums is None else found[0]), found[-1]
 
 

@@ -13,7 +13,7 @@ import specfold_jax as sf
 from cases import model
 from devices import DEVICE
 from implementations import run
-from kernels_pallas import ahead, launch
+from kernels_pallas import launch
 from kernels_pallas import check as pallas
 from kernels_pallas.attention import branch_attention
 from kernels_pallas.head import head, rank_wanted
@@ -195,40 +195,6 @@ def test_branches_have_the_same_attention_in_any_order_up_to_their_count():
         everything = attend([0, 1, 2, 3], [0, 1, 1, 0], [-1, -1, 1, -1], 4)
         some = attend([2, 0, 1, 3], [1, 0, 1, 0], [2, -1, -1, -1], 3)
     np.testing.assert_array_equal(bits(some), bits(everything[jnp.asarray([2, 0, 1])]))
-
-
-class FakeWeight:
-    """A reference to a weight in bf16 that says where it was read."""
-
-    def __init__(self, name: str, *shape: int) -> None:
-        self.name, self.shape, self.dtype, self.at = name, shape, jnp.dtype(jnp.bfloat16), self
-
-    def __getitem__(self, slices: tuple) -> tuple:
-        return self.name, *(int(one.start) for one in slices)
-
-
-def test_programs_share_what_they_fetch_ahead():
-    """All rows of a weight's first columns come first, and the next span starts where one ends."""
-    weights, tile = (FakeWeight("o", 8, 512), FakeWeight("gate_up", 128, 640)), 64 * 256 * 2
-    spans = {
-        (4096, 8192 + 3 * tile): [("o", 0, 256), ("gate_up", 0, 0), ("gate_up", 64, 0), ("gate_up", 0, 256)],
-        (8192 + 3 * tile, 2**30): [("gate_up", 64, 256), ("gate_up", 0, 512), ("gate_up", 64, 512)],
-    }
-    for span, want in spans.items():
-        asked = []
-        with jax.disable_jit(), mock.patch.object(ahead.plgpu, "async_prefetch", asked.append):
-            for program in range(3):
-                ahead.fetch(weights, *span, jnp.int32(program), 3)
-        assert sorted(asked) == sorted(want)
-
-
-def test_a_kernel_that_fetches_ahead_lowers_for_a_gpu():
-    like = jax.ShapeDtypeStruct
-    qkv, cache = like((9, 32, 16, 128), jnp.bfloat16), like((28, 1, 1024, 2, 128), jnp.bfloat16)
-    number, branch, causal = like((1,), jnp.int32), like((9,), jnp.int32), like((1,), bool)
-    weights = tuple(like(shape, jnp.bfloat16) for shape in ((1536, 1536), (17920, 1536)))
-    given = qkv, cache, cache, number, branch, number, causal, branch, number
-    branch_attention.trace(*given, heads=12, ahead=ahead.Ahead(weights, 24 * 2**20)).lower(lowering_platforms=("cuda",))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
