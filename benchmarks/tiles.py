@@ -83,17 +83,18 @@ def candidates(case: Case) -> list[Tile]:
     heights = sorted({-(-need // -(-need // most)) for most in (1, 2, 3, 4, 5)})
     widths = (56, 64, 72, 88, 96, 128) if case.pair else (64, 128, 192)
     found = []
-    for blocks, groups, columns, cluster, apart in itertools.product(heights, SUMS, widths, (1, 2, 4), (False, True)):
-        turns = groups // (2 if apart else 1)
-        if groups > blocks * (2 if apart else 1) or (apart and (not case.pair or groups % 2)):
+    for blocks, groups, columns, cluster in itertools.product(heights, SUMS, widths, (1, 2, 4)):
+        if groups > blocks:
             continue
-        width = columns * parts // (2 if apart else 1)
-        chunk = 32 if not case.pair and blocks > 1 else columns
-        tile = Tile(blocks, groups, columns, chunk, 0, usual.splits, cluster, apart)
+        tile = Tile(blocks, groups, columns, 0, usual.splits, cluster)
+        shared = tile.shares_last(parts)
+        sums = ((blocks // groups if shared else -(-blocks // groups)) * parts + shared) * columns
         fits = [
-            n for n in range(3, MOST_STAGES + 1) if tile._replace(stages=n).shared_bytes(parts, 4 // parts) <= SHARED_BYTES - BARRIER_BYTES
+            n
+            for n in range(3, MOST_STAGES + 1)
+            if tile._replace(stages=n).shared_bytes(case.rows, parts, 4 // parts) <= SHARED_BYTES - BARRIER_BYTES
         ]
-        if fits and -(-blocks // turns) * width // 2 <= SUMS[groups]:
+        if fits and sums // 2 <= SUMS[groups]:
             found.append(tile._replace(stages=fits[-1]))
 
     found.sort(key=lambda tile: (predicted(case, tile), -tile.stages))

@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.launch import SWIZZLED, THREAD, check, check_main, launch
-from kernels_pallas.tiles import DEPTH, MOST_STAGES, ROWS, Tile, pair_tile, product_tile
+from kernels_pallas.tiles import DEPTH, LOADED, MOST_STAGES, ROWS, Tile, pair_tile, product_tile, weight_rows
 
 MEMORY_REGISTERS = 24
 """A thread's, in the warpgroup that loads."""
@@ -74,22 +74,22 @@ def _product(
     """finish(x @ part.T for the equal parts of the weight's rows), tile by tile."""
     rows, columns = x.shape[0], weight.shape[0] // parts
     height, steps = tile.blocks * ROWS, weight.shape[1] // DEPTH // tile.splits
+    held, width, shared = tile.held(rows), parts * tile.columns, tile.shares_last(parts)
     if tile.stages < min(steps, 2):
         raise ValueError(f"{tile} must have 2 stages or more: one is freed when the next is read")
-    apart = parts if tile.apart else 1  # warpgroups that share a block
-    turns, width = tile.warpgroups // apart, parts * tile.columns // apart
 
-    def body(x_ref: Any, weight_ref: Any, count_ref: Any, out_ref: Any, tiles: Any, out_tile: Any, *barriers: Any) -> None:
-        loaded, freed, handed, taken = barriers
+    def body(x_ref: Any, weight_ref: Any, count_ref: Any, out_ref: Any, memory: Any, *barriers: Any) -> None:
+        (tiles, results), (loaded, freed, multiplied, handed) = memory, barriers
         split, row, group = (lax.axis_index(name) for name in ("split", "row", THREAD))
         first = (lax.axis_index("column") * tile.cluster + lax.axis_index(CLUSTER)) * tile.columns
-        blocks = jnp.clip(-(-(count_ref[0] - row * height) // ROWS), 0, tile.blocks)
-        turn = group // apart
-        stride = parts * tile.columns + blocks * ROWS  # from stage to stage: the weight's rows, then those of x
-        stages = jnp.minimum(min(MOST_STAGES, steps), tile.stage_rows(parts) // stride)
+        here = jnp.clip(count_ref[0] - row * height, 0, held)
+        pieces, blocks = -(-here // LOADED), -(-here // ROWS)
+        weights = pieces * LOADED  # where they begin in a stage, behind the rows of x
+        stride = weights + weight_rows(tile.columns, parts)
+        stages = jnp.minimum(min(MOST_STAGES, steps), tile.stage_rows(rows, parts) // stride)
 
-        def load(high: int) -> None:
-            """All steps of `high` blocks. A stage is filled again when the whole cluster has freed it; in the end nothing is under way."""
+        def load() -> None:
+            """All steps. A stage is filled again when the whole cluster has freed it; in the end nothing is under way."""
             plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
 
             def fill(step: Array, _: None) -> None:
@@ -100,10 +100,17 @@ def _product(
                     plgpu.barrier_wait(freed.at[stage])
 
                 for n in range(parts):
-                    part, there = (pl.ds(start, tile.columns) for start in (n * columns + first, stage * stride + n * tile.columns))
+                    part, there = (
+                        pl.ds(start, tile.columns) for start in (n * columns + first, stage * stride + weights + n * tile.columns)
+                    )
                     plgpu.copy_gmem_to_smem(weight_ref.at[part, summed], tiles.at[there], loaded.at[stage])
-                block, there = (pl.ds(start, high * ROWS) for start in (row * height, stage * stride + parts * tile.columns))
-                plgpu.copy_gmem_to_smem(x_ref.at[block, summed], tiles.at[there], loaded.at[stage], collective_axes=CLUSTER)
+
+                def piece(n: Array, _: None) -> None:
+                    some, there = (pl.ds(start + n * LOADED, LOADED) for start in (row * height, stage * stride))
+                    plgpu.copy_gmem_to_smem(x_ref.at[some, summed], tiles.at[there], loaded.at[stage], collective_axes=CLUSTER)
+
+                lax.fori_loop(0, pieces, piece, None)
+                lax.fori_loop(pieces, held // LOADED, lambda *_: plgpu.barrier_arrive(loaded.at[stage]), None)
 
             def drain(step: Array, _: None) -> None:
                 plgpu.barrier_wait(freed.at[lax.rem(step, stages)])
@@ -111,19 +118,20 @@ def _product(
             lax.fori_loop(0, steps, fill, None)
             lax.fori_loop(steps - stages, steps, drain, None)
 
-        def compute(high: int) -> None:
-            """The sums of `high` blocks, this warpgroup's, and what comes of them."""
+        def compute(high: int, half: bool) -> None:
+            """The sums of `high` blocks, this warpgroup's, and of its part of one that is shared; and what comes of them."""
             plgpu.set_max_registers(_registers(tile.warpgroups), action="increase")
-            mine = [(n * turns + turn) * ROWS for n in range(high)]
+            mine = [(n * tile.warpgroups + group) * ROWS for n in range(high)] + [height - ROWS] * half
+            takes = [(0, width)] * high + [(group * tile.columns, tile.columns)] * half
 
             def summed(*sums: Any) -> list[Array]:
                 def add(step: Array, stage: Array) -> Array:
                     plgpu.barrier_wait(loaded.at[stage])
-                    part = tiles.at[pl.ds(stage * stride + lax.rem(group, apart) * width, width)]
-                    for total, block in zip(sums, mine, strict=True):
-                        factor = tiles.at[pl.ds(stage * stride + parts * tile.columns + block, ROWS)]
+                    for total, block, (start, wide) in zip(sums, mine, takes, strict=True):
+                        factor = tiles.at[pl.ds(stage * stride + block, ROWS)]
+                        part = tiles.at[pl.ds(stage * stride + weights + start, wide)]
                         plgpu.wgmma(total, factor, part.transpose((1, 0)))
-                    plgpu.wgmma_wait(high)
+                    plgpu.wgmma_wait(len(sums))
 
                     @pl.when(step > 0)
                     def _() -> None:
@@ -136,35 +144,31 @@ def _product(
                 plgpu.barrier_arrive(freed.at[lax.rem(steps - 1, stages)])
                 return [total[...] for total in sums]
 
-            totals = pl.run_scoped(summed, *[plgpu.ACC((ROWS, width), jnp.float32)] * high)
-            starts = [(n, start) for n in range(high) for start in range(0, tile.columns, tile.chunk)]
-            pieces = [[totals[n][:, k : k + tile.chunk] for k in range(start, width, tile.columns)] for n, start in starts]
+            totals = pl.run_scoped(summed, *[plgpu.ACC((ROWS, wide), jnp.float32) for _, wide in takes])
+            plgpu.barrier_arrive(multiplied)
+            plgpu.barrier_wait(multiplied)  # results take the place of what was loaded
+            for block, total in zip(mine[:high], totals, strict=False):
+                store(block, finish(*(total[:, start : start + tile.columns] for start in range(0, width, tile.columns))))
+            if half:
+                between = results.at[tile.blocks - 1]
 
-            @pl.when(group % apart > 0)
-            def _() -> None:
-                for n, (up,) in enumerate(pieces if apart > 1 else ()):
-                    if n:
-                        plgpu.barrier_wait(taken)
-                    out_tile[group, 0] = up.astype(dtype)
+                @pl.when(group == 1)
+                def _() -> None:
+                    between[...] = totals[-1].astype(dtype)
                     plgpu.barrier_arrive(handed)
 
-            @pl.when(group % apart == 0)
-            def _() -> None:
-                for n, piece in enumerate(pieces):
-                    if apart > 1:
-                        plgpu.barrier_wait(handed)
-                        piece.append(out_tile[group + 1, 0])
-                        if n + 1 < len(pieces):
-                            plgpu.barrier_arrive(taken)
-                    store(mine[starts[n][0]], starts[n][1], n % tile.slots, finish(*piece).astype(dtype))
-                plgpu.wait_smem_to_gmem(0)
+                @pl.when(group == 0)
+                def _() -> None:
+                    plgpu.barrier_wait(handed)
+                    store(mine[-1], finish(totals[-1], between[...]))
 
-        def store(block: Array, start: int, slot: int, result: Array) -> None:
-            plgpu.wait_smem_to_gmem(tile.slots - 1, wait_read_only=True)
-            out_tile[group, slot] = result
+            plgpu.wait_smem_to_gmem(0)
+
+        def store(block: Array, result: Array) -> None:
+            slot = results.at[lax.div(block, ROWS)]
+            slot[...] = result.astype(dtype)
             plgpu.commit_smem()
-            here = pl.ds(row * height + block, ROWS), pl.ds(first + start, tile.chunk)
-            plgpu.copy_smem_to_gmem(out_tile.at[group, slot], out_ref.at[split].at[*here])
+            plgpu.copy_smem_to_gmem(slot, out_ref.at[split].at[pl.ds(row * height + block, ROWS), pl.ds(first, tile.columns)])
 
         def skip() -> None:
             """A warpgroup without rows."""
@@ -174,17 +178,18 @@ def _product(
                 plgpu.barrier_arrive(freed.at[lax.rem(step, stages)])
 
             lax.fori_loop(0, steps, free, None)
+            plgpu.barrier_arrive(multiplied)
 
         @pl.when(blocks > 0)
         def _() -> None:
-            @pl.when(group == tile.warpgroups)
-            def _() -> None:
-                lax.switch(blocks - 1, [partial(load, n + 1) for n in range(tile.blocks)])
+            pl.when(group == tile.warpgroups)(load)
 
             @pl.when(group < tile.warpgroups)
             def _() -> None:
-                most = -(-tile.blocks // turns)
-                lax.switch(-(-(blocks - turn) // turns), [skip, *(partial(compute, n + 1) for n in range(most))])
+                most = tile.blocks // tile.warpgroups if shared else -(-tile.blocks // tile.warpgroups)
+                ways = [skip, *(partial(compute, n + 1, False) for n in range(most)), *[partial(compute, most, True)] * shared]
+                way = -(-(blocks - group) // tile.warpgroups)
+                lax.switch(jnp.where(blocks == tile.blocks, most + 1, way) if shared else way, ways)
 
     grid = {"split": tile.splits, "column": -(-columns // (tile.columns * tile.cluster)), "row": -(-rows // height)}
     return launch(
@@ -199,11 +204,13 @@ def _product(
         cluster=(tile.cluster,),
         cluster_names=(CLUSTER,),
         scratch_types=[
-            plgpu.SMEM((tile.stage_rows(parts), DEPTH), x.dtype, transforms=SWIZZLED),
-            plgpu.SMEM((tile.warpgroups, tile.slots, ROWS, tile.chunk), dtype),
-            plgpu.Barrier(num_arrivals=parts + 1, num_barriers=MOST_STAGES),
+            plgpu.RefUnion(
+                plgpu.SMEM((tile.stage_rows(rows, parts), DEPTH), x.dtype, transforms=SWIZZLED),
+                plgpu.SMEM((tile.blocks, ROWS, tile.columns), dtype),
+            ),
+            plgpu.Barrier(num_arrivals=parts + held // LOADED, num_barriers=MOST_STAGES),
             plgpu.ClusterBarrier(collective_axes=(CLUSTER,), num_arrivals=tile.warpgroups, num_barriers=MOST_STAGES),
-            plgpu.Barrier(),
+            plgpu.Barrier(num_arrivals=tile.warpgroups),
             plgpu.Barrier(),
         ],
     )

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 ROWS = 64
 """Rows of one warpgroup's matrix instruction."""
+LOADED = 32
+"""Rows of x that one copy loads: no more of them than are there take room."""
 DEPTH = 64
 """Summed entries a pipeline stage holds: one 128-byte swizzle of 16-bit numbers."""
 MULTIPROCESSORS = 132
@@ -19,31 +21,37 @@ BARRIER_BYTES = 2048
 class Tile(NamedTuple):
     """One program's share of a product: `blocks` x 64 rows by `columns`, room for `stages` loads in flight, one of `splits` of the sum.
 
-    `warpgroups` take turns at the blocks or, with `apart`, one multiplies with the gate's columns and one with up's. Results leave in
-    `chunk`s of columns. The programs of a `cluster`, neighbours along the columns, load their rows of x together.
+    `warpgroups` take turns at the blocks. Of a pair, two of them share the last one of an odd number of blocks: one multiplies with the
+    gate's columns, one with up's. The programs of a `cluster`, neighbours along the columns, load their rows of x together.
     """
 
     blocks: int
     warpgroups: int
     columns: int
-    chunk: int
     stages: int
     splits: int = 1
     cluster: int = 1
-    apart: bool = False
 
-    @property
-    def slots(self) -> int:
-        """Chunks of a warpgroup's results under way: two, so that one is written as the other leaves, or one that is all columns."""
-        return 1 if self.chunk == self.columns else 2
+    def held(self, rows: int) -> int:
+        """Rows of x in a stage, of a call with so many."""
+        return -(-min(self.blocks * ROWS, rows) // LOADED) * LOADED
 
-    def stage_rows(self, parts: int) -> int:
-        """Rows of x and of the weight's `parts` in all stages; where fewer blocks are computed they make more stages."""
-        return self.stages * (self.blocks * ROWS + parts * self.columns)
+    def stage_rows(self, rows: int, parts: int) -> int:
+        """Rows of x and of the weight's `parts` in all stages; where fewer are computed they make more stages."""
+        return self.stages * (self.held(rows) + weight_rows(self.columns, parts))
 
-    def shared_bytes(self, parts: int, itemsize: int) -> int:
-        """Of the stages, and of results of so many bytes each."""
-        return self.stage_rows(parts) * DEPTH * 2 + self.warpgroups * self.slots * ROWS * self.chunk * itemsize
+    def shared_bytes(self, rows: int, parts: int, itemsize: int) -> int:
+        """Of the stages or, in their place when all is summed up, of results of so many bytes each."""
+        return max(self.stage_rows(rows, parts) * DEPTH * 2, self.blocks * ROWS * self.columns * itemsize)
+
+    def shares_last(self, parts: int) -> bool:
+        """Whether two warpgroups share the last block."""
+        return parts == 2 and self.warpgroups == 2 and self.blocks % 2 == 1
+
+
+def weight_rows(columns: int, parts: int) -> int:
+    """Rows behind those of x in a stage: a block's matrix instruction reads on into them where half a block of x is there."""
+    return max(parts * columns, ROWS - LOADED)
 
 
 def product_tile(columns: int, depth: int, rows: int) -> Tile:
@@ -57,14 +65,13 @@ def product_tile(columns: int, depth: int, rows: int) -> Tile:
     splits = max((n for n in range(1, min(steps, 8) + 1) if steps % n == 0 and n * tiles <= MULTIPROCESSORS), default=1)
     if blocks > 5:
         blocks, width = _evenly(blocks, 4), _storable(min(columns, 128), columns, 4)
-    chunk = 32 if blocks > 1 and width % 32 == 0 else width
-    return _fitted(Tile(blocks, min(blocks, 2), width, chunk, 8, splits, 1 if blocks == 1 else 2), 1, 4)
+    return _fitted(Tile(blocks, min(blocks, 2), width, MOST_STAGES, splits, 1 if blocks == 1 else 2), rows, 1, 4)
 
 
 def pair_tile(hidden: int, rows: int) -> Tile:
     """For the gated pair, each of whose programs multiplies with two tiles of the weight: whole waves of programs where it can be.
 
-    Registers hold 256 rows x 2 x 96 columns of sums, or 320 x 2 x 72 with gate and up apart.
+    A thread's registers hold sums of 2.5 blocks of 2 x 72 columns, or of 2 blocks of 2 x 88.
     """
     blocks = -(-rows // ROWS)
     waves = -(-hidden // (MULTIPROCESSORS * 72))
@@ -72,7 +79,7 @@ def pair_tile(hidden: int, rows: int) -> Tile:
     if blocks > 5:
         blocks, width = _evenly(blocks, 4), min(88, -(-hidden // 8) * 8)
     width = _storable(width, hidden, 2)
-    return _fitted(Tile(blocks, min(blocks, 2), width, width, 8, 1, 1 if blocks == 1 else 2, blocks == 5), 2, 2)
+    return _fitted(Tile(blocks, min(blocks, 2), width, MOST_STAGES, 1, 1 if blocks == 1 else 2), rows, 2, 2)
 
 
 def _evenly(blocks: int, most: int) -> int:
@@ -85,10 +92,10 @@ def _storable(width: int, columns: int, itemsize: int) -> int:
     return next(n for n in range(width, 0, -8) if columns % (gcd(n * itemsize, 128) // itemsize) == 0)
 
 
-def _fitted(tile: Tile, parts: int, itemsize: int) -> Tile:
-    """With as many stages, the tile's at most, as shared memory holds beside the results."""
+def _fitted(tile: Tile, rows: int, parts: int, itemsize: int) -> Tile:
+    """With as many stages, the tile's at most, as shared memory holds."""
     return next(
         fitted
         for stages in range(MOST_STAGES, 0, -1)
-        if (fitted := tile._replace(stages=stages)).shared_bytes(parts, itemsize) <= SHARED_BYTES - BARRIER_BYTES
+        if (fitted := tile._replace(stages=stages)).shared_bytes(rows, parts, itemsize) <= SHARED_BYTES - BARRIER_BYTES
     )

@@ -13,8 +13,8 @@ import specfold_jax as sf
 from cases import model
 from devices import DEVICE
 from implementations import run
-from kernels_pallas import launch
 from kernels_pallas import check as pallas
+from kernels_pallas import launch
 from kernels_pallas.attention import branch_attention
 from kernels_pallas.head import head, rank_wanted
 from kernels_pallas.linear import linear, silu_pair
@@ -132,7 +132,6 @@ def test_products_have_the_same_bits_whatever_rows_and_tiles_share_them(function
     splits could change bits, and they follow from the weight."""
     rng = np.random.default_rng(4)
     x, weight = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((136, 256), (80, 256)))
-    other = {} if function is linear else {"apart": True}
 
     def usual(rows: int) -> Tile:
         return (product_tile(80, 256, rows) if function is linear else pair_tile(40, rows))._replace(splits=1)
@@ -146,7 +145,8 @@ def test_products_have_the_same_bits_whatever_rows_and_tiles_share_them(function
         for rows, count, tile in (
             (8, 8, usual(8)),
             (72, 70, usual(72)),
-            (136, 40, usual(136)._replace(cluster=1, **other)),
+            (136, 40, usual(136)._replace(cluster=1)),
+            (136, 136, usual(136)._replace(warpgroups=1)),
             (136, 65, usual(136)._replace(blocks=1, warpgroups=1, stages=2)),
         ):
             np.testing.assert_array_equal(call(rows, count, tile), everything[..., : min(rows, count), :])
@@ -278,10 +278,10 @@ def test_kernels_refuse_what_does_not_fit():
 def test_tiles_fit_and_their_splits_follow_from_the_weight(rows, sizes):
     columns, depth = sizes
     for tile, parts, itemsize in ((product_tile(columns, depth, rows), 1, 4), (pair_tile(columns, rows), 2, 2)):
-        turns = tile.warpgroups // (2 if tile.apart else 1)
-        sums = -(-tile.blocks // turns) * parts * tile.columns * turns // tile.warpgroups
+        whole = tile.blocks // tile.warpgroups if tile.shares_last(parts) else -(-tile.blocks // tile.warpgroups)
+        sums = (whole * parts + tile.shares_last(parts)) * tile.columns
         assert sums * ROWS // 128 <= 192, "registers of a thread for sums"
         assert 2 <= tile.stages <= MOST_STAGES
-        assert tile.shared_bytes(parts, itemsize) <= SHARED_BYTES
+        assert tile.shared_bytes(rows, parts, itemsize) <= SHARED_BYTES
         assert depth // DEPTH % tile.splits == 0
     assert product_tile(columns, depth, rows).splits == product_tile(columns, depth, 8).splits
