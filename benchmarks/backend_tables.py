@@ -1,6 +1,7 @@
 """The README's tables that compare implementations: speed of decodes, errors of operations, decodes on both sides."""
 
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.decode_tables import EMBEDDED, ratios, spread_text
 from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, table
@@ -40,6 +41,47 @@ def decode(rows: Rows) -> str:
     note = f'{EMBEDDED} From "step" on: one iteration on the state before the largest check. Step, check and head are timed apart, '
     note += "in PyTorch each with its own wait for the host. The floor: reading the weights at 4.3e12 bytes/s."
     return found if found == NOT_YET else f"{found}\n{note}\n"
+
+
+def checks(rows: Rows) -> str:
+    """One check by its rows: a line a case and tau, a column an implementation."""
+    impls = list(dict.fromkeys(row["setting"]["impl"] for row in rows))
+    groups: dict[str, dict[str, Result]] = {}
+    for row in rows:
+        groups.setdefault(str(row["setting"] | {"impl": None}), {})[row["setting"]["impl"]] = row
+    times = {str(row["setting"]): row["measured"]["median_ms"] for row in rows}
+
+    def over(group: Result, **base: Any) -> str:
+        mine, other = (times.get(str(group["setting"] | {"impl": "pallas"} | changes)) for changes in ({}, base))
+        return f"{mine / other:.2f}" if mine and other else "-"
+
+    def time(impl: str) -> Column:
+        return f"{impl}, ms", lambda group: spread_text(group[impl]["measured"]) if impl in group else "-"
+
+    def rows_of(group: Result) -> str:
+        ratio = group["measured"]["recompute"]
+        return f"{group['measured']['rows']}" + (f", {sum(ratio) / 2:.2f} of the drafts' computed" if ratio else "")
+
+    def floor(group: Result) -> str:
+        return f"{max(group['measured'][name] for name in ('bytes_floor_ms', 'arithmetic_floor_ms')):.2f}"
+
+    found = [group | next(iter(group.values())) for group in groups.values()]
+    columns: list[Column] = [
+        _setting("shape"),
+        _setting("batch"),
+        _setting("drafts"),
+        _setting("tau"),
+        ("rows", rows_of),
+        ("floor, ms", floor),
+    ]
+    columns += [time(impl) for impl in impls]
+    if "pallas" in impls:
+        columns += [
+            ("pallas / xla", lambda group: over(group, impl="xla")),
+            ("pallas / its vanilla", lambda group: over(group, drafts=0, tau=None)),
+            ("pallas / its Spiffy", lambda group: over(group, tau=None)),
+        ]
+    return table(found, *columns, samples=False)
 
 
 def ratio(rows: Rows) -> str:

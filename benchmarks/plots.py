@@ -5,7 +5,7 @@
 Writes, for every shape there are results of, and prints the files' names:
 
   ops-SHAPE.png       each operation against rows, by implementation, with the floor (`benchmarks.ops`)
-  checks-SHAPE.png    a check that computes all its rows against their number, by implementation, with the floor (`benchmarks.decode`)
+  checks-SHAPE.png    a check that computes all its rows against their number, by implementation, with the floor (`benchmarks.checks`)
   regimes-SHAPE.png   a SpecFold iteration over Spiffy's and over vanilla's, by batch and drafts, for each implementation and tau
 """
 
@@ -33,6 +33,7 @@ COLUMNS = 4
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("ops", str(RESULTS / "ops-h200.json"), "Results of benchmarks.ops.", flag_values=FLAGS)
+flags.DEFINE_string("checks", str(RESULTS / "checks-h200.json"), "Results of benchmarks.checks.", flag_values=FLAGS)
 flags.DEFINE_string("decode", str(RESULTS / "decode-h200.json"), "Results of benchmarks.decode.", flag_values=FLAGS)
 flags.DEFINE_string("out", None, "Folder to write to.", required=True, flag_values=FLAGS)
 
@@ -46,11 +47,16 @@ def draw_ops(record: dict[str, Any], folder: Path) -> list[Path]:
     return files
 
 
+def draw_checks(record: dict[str, Any], folder: Path) -> list[Path]:
+    """Writes a picture for every shape; returns their files."""
+    shapes = _by_shape(record["results"])
+    return [_save(_checks(shape, mine, record["environment"]), folder / f"checks-{shape}.png") for shape, mine in shapes]
+
+
 def draw_decodes(record: dict[str, Any], folder: Path) -> list[Path]:
-    """Writes two pictures for every shape, the second one where SpecFold was measured; returns their files."""
+    """Writes a picture for every shape of which SpecFold was measured; returns their files."""
     files = []
     for shape, mine in _by_shape(record["results"]):
-        files.append(_save(_checks(shape, mine, record["environment"]), folder / f"checks-{shape}.png"))
         if found := list(ratios(mine)):
             files.append(_save(_regimes(shape, found, record["environment"]), folder / f"regimes-{shape}.png"))
     return files
@@ -82,18 +88,21 @@ def _plain(axes: Any) -> None:
 
 
 def _checks(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
-    """Vanilla's and Spiffy's checks, both axes logarithmic; bars are quartiles."""
+    """Checks without folding, both axes logarithmic; bars are quartiles. Of one batch each line; more than one is hollow."""
     figure = _new(f"A check of the {shape} shape", environment, (6.4, 4.2))
     axes, floors = figure.subplots(), {}
     for impl, colour in IMPLEMENTATIONS.items():
-        mine = [r["measured"]["one"] for r in results if r["setting"]["impl"] == impl and r["setting"]["method"] != "specfold"]
-        mine.sort(key=lambda one: one["rows"])
-        if mine:
-            rows, middle = [one["rows"] for one in mine], [one["check"]["median_ms"] for one in mine]
-            spread = [[one["check"]["median_ms"] - one["check"]["low_ms"] for one in mine]]
-            spread.append([one["check"]["high_ms"] - one["check"]["median_ms"] for one in mine])
-            axes.errorbar(rows, middle, yerr=spread, color=colour, marker="o", ms=4, lw=1.4, capsize=2, elinewidth=1, label=impl)
-        floors |= {one["rows"]: max(one["floors"].values()) for one in mine}
+        for single in (True, False):
+            some = [r for r in results if r["setting"]["impl"] == impl and (r["setting"]["batch"] == 1) == single]
+            mine = sorted((r["measured"] for r in some if r["setting"]["tau"] is None), key=lambda m: m["rows"])
+            if mine:
+                rows, middle = [m["rows"] for m in mine], [m["median_ms"] for m in mine]
+                spread = [[m["median_ms"] - m["low_ms"] for m in mine], [m["high_ms"] - m["median_ms"] for m in mine]]
+                style: dict[str, Any] = (
+                    {"label": impl, "lw": 1.4} if single else {"label": f"{impl}, several sequences", "ls": "none", "mfc": "white"}
+                )
+                axes.errorbar(rows, middle, yerr=spread, color=colour, marker="o", ms=4, capsize=2, elinewidth=1, **style)
+            floors |= {m["rows"]: max(m["bytes_floor_ms"], m["arithmetic_floor_ms"]) for m in mine}
     axes.plot(sorted(floors), [floors[rows] for rows in sorted(floors)], color=GREY, lw=1.2, ls="--", label="floor")
     axes.set(xscale="log", yscale="log", xlabel="rows computed", ylabel="milliseconds")
     axes.set_xticks(sorted(floors), [str(rows) for rows in sorted(floors)])
@@ -169,16 +178,23 @@ def _ops(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, A
     return figure
 
 
+PICTURES = {"ops": draw_ops, "checks": draw_checks, "decode": draw_decodes}
+"""By the name of the benchmark, and of the flag for its results."""
+
+
 def main() -> None:
     """Draws what there is. Raises UsageError where there is nothing."""
     folder, drawn = Path(FLAGS.out), []
-    for name, path, draw in (("ops", Path(FLAGS.ops), draw_ops), ("decode", Path(FLAGS.decode), draw_decodes)):
+    for name, draw in PICTURES.items():
+        path = Path(str(FLAGS[name].value))
         if path.exists():
             record = read_json(path, f"results of benchmarks.{name}")
             folder.mkdir(parents=True, exist_ok=True)
             drawn += draw(record, folder)
     if not drawn:
-        raise app.UsageError(f"nothing to draw in {FLAGS.ops} and {FLAGS.decode}; benchmarks.ops and benchmarks.decode measure it")
+        raise app.UsageError(
+            f"nothing to draw in {FLAGS.ops}, {FLAGS.checks}, {FLAGS.decode}; benchmarks.ops, .checks and .decode measure it"
+        )
     print(*drawn, sep="\n")
 
 

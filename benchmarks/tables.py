@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks.backend_tables import both_sides, decode, parity, ratio
+from benchmarks.backend_tables import both_sides, checks, decode, parity, ratio
 from benchmarks.command import start
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, proportion, table, where
@@ -175,6 +175,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "bfloat16": (_METHODS, _bfloat16),
     "speed": (_METHODS, _speed),
     "lengths": (_METHODS, _lengths),
+    "checks": ("checks-h200.json", checks),
     "decode": (_DECODE, decode),
     "ratios": (_DECODE, ratio),
     "parity": ("parity-h200.json", parity),

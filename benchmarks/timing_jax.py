@@ -71,7 +71,7 @@ def _after[T](given: T, last: Any) -> T:
     return jax.tree.map(wait, given)
 
 
-def _loop[T](turns: Array, function: Callable[..., T], given: Any) -> T:
+def loop[T](turns: Array, function: Callable[..., T], given: Any) -> T:
     """`function(given)` so many times, each after the one before; the last one's."""
     shapes = jax.eval_shape(function, given)
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -82,7 +82,7 @@ def _check(params: Params, state: DecodeState, branches: Branches, how: How, tur
     def once(given: tuple[Branches, Array]) -> Checked:
         return check(params, given[0], state.cache, given[1], how.model, how.config, how.fold)
 
-    return _loop(turns, once, (branches, state.row.start))
+    return loop(turns, once, (branches, state.row.start))
 
 
 def _head(params: Params, state: DecodeState, branches: Branches, checked: Checked, how: How, turns: Array) -> Ranked:
@@ -90,7 +90,7 @@ def _head(params: Params, state: DecodeState, branches: Branches, checked: Check
         state, branches, checked = given
         return Distributions(params, branches, checked, state.row, how.model, how.config, how.graph).greedy
 
-    return _loop(turns, once, (state.replace(cache=()), branches, checked))
+    return loop(turns, once, (state.replace(cache=()), branches, checked))
 
 
 def _without_kv(checked: Checked) -> Checked:
@@ -120,19 +120,38 @@ def _rebase(state: DecodeState, index: Array, shift: Array) -> DecodeState:
 
 
 @functools.cache
-def _empty_turn() -> float:
+def empty_turn() -> float:
     """Seconds of a turn of a loop that does next to nothing."""
-    loop = jax.jit(lambda turns, x: _loop(turns, lambda given: given + 1, x))
-    return float(np.median(_turn_seconds(lambda turns: loop(turns, jnp.zeros(8, jnp.int32)), 100)))
+    nothing = jax.jit(lambda turns, x: loop(turns, lambda given: given + 1, x))
+    return float(np.median(turn_seconds(lambda turns: nothing(turns, jnp.zeros(8, jnp.int32)), 100)))
 
 
-def _turn_seconds(run: Callable[[np.int32], Any], repetitions: int) -> list[float]:
+def turn_seconds(run: Callable[[np.int32], Any], repetitions: int) -> list[float]:
+    """Seconds of a turn, so often that the turns are `repetitions`; `run(turns)` returns when the device is done, or what to wait for."""
+
     def wall(turns: int) -> float:
         return timed(lambda: jax.block_until_ready(run(np.int32(turns))))[1]
 
     wall(1)
     one = float(np.median([wall(1) for _ in range(5)]))
     return [(wall(1 + TURNS) - one) / TURNS for _ in range(max(2, repetitions // TURNS))]
+
+
+def kernel_times(program: Compiled, *given: Any) -> dict[str, float] | None:
+    """Milliseconds of each kernel by its name; None without a GPU.
+
+    By CUPTI, through Mosaic's profiler; Pallas kernels have the names of their bodies in `kernels_pallas`.
+    """
+    if jax.devices()[0].platform != "gpu":
+        return None
+    from jax.experimental.mosaic.gpu.profiler import Cupti
+
+    found: Any = Cupti().measure(program, aggregate=False)(*given)[1] or ()
+    out: dict[str, float] = {}
+    for name, milliseconds in found:
+        name = re.sub(r"_mosaic_gpu.*", "", name)
+        out[name] = out.get(name, 0.0) + milliseconds
+    return out
 
 
 def _decode_arguments(how: How) -> tuple[Callable[..., Decoded], tuple[Any, ...]]:
@@ -240,19 +259,8 @@ class JaxSide:
 
     def seconds(self, part: Part, state: DecodeState, repetitions: int) -> list[float]:
         program, given = self.programs.compiled[part], self._given(part, state)
-        off = 0.0 if part == "step" else _empty_turn()
-        return [seconds - off for seconds in _turn_seconds(lambda turns: program(*given, turns), repetitions)]
+        off = 0.0 if part == "step" else empty_turn()
+        return [seconds - off for seconds in turn_seconds(lambda turns: program(*given, turns), repetitions)]
 
     def kernels(self, part: Part, state: DecodeState) -> dict[str, float] | None:
-        """By CUPTI, through Mosaic's profiler; Pallas kernels have the names of their bodies in `kernels_pallas`."""
-        if jax.devices()[0].platform != "gpu":
-            return None
-        from jax.experimental.mosaic.gpu.profiler import Cupti
-
-        given = *self._given(part, state), np.int32(1)
-        found: Any = Cupti().measure(self.programs.compiled[part], aggregate=False)(*given)[1] or ()
-        out: dict[str, float] = {}
-        for name, milliseconds in found:
-            name = re.sub(r"_mosaic_gpu.*", "", name)
-            out[name] = out.get(name, 0.0) + milliseconds
-        return out
+        return kernel_times(self.programs.compiled[part], *self._given(part, state), np.int32(1))

@@ -283,4 +283,4 @@ def test_tiles_that_are_timed_fit_and_keep_a_row_s_bits(op, rows):
     assert len(set(found)) == len(found) > 3
     for tile in found:
         assert tile.splits == case.usual.splits
-        assert tile.shared_bytes(1 + case.pair, 2 if case.pair else 4) <= SHARED_BYTES
+        assert tile.shared_bytes(rows, 1 + case.pair, 2 if case.pair else 4) <= SHARED_BYTES
