@@ -95,7 +95,7 @@ def _xla_advance_norm(_: Case, x: Any, update: Any, norm: Any) -> Arrays:
 
 
 def _xla_head(_: Case, x: Any, weight: Any, seed: Any, position: Any, step: Any) -> Arrays:
-    return reveal.rank(model.logits({"embed": weight}, x), seed, position, step, jnp.float32(0), MASK, RANKS)._asdict()
+    return reveal.rank(model.logits({"embed": weight}, x), seed, position, step, None, MASK, RANKS)._asdict()
 
 
 XLA: dict[str, Function] = {
@@ -157,7 +157,7 @@ def _pallas_advance_norm(case: Case, x: Any, sums: Any, norm: Any) -> Arrays:
 
 
 def _pallas_head(_: Case, x: Any, weight: Any, seed: Any, position: Any, step: Any) -> Arrays:
-    return dict(zip(("tokens", "odds", "gap"), head.head(x, weight, seed, position, step, jnp.float32(0), MASK, RANKS), strict=True))
+    return dict(zip(("tokens", "odds", "gap"), head.head(x, weight, seed, position, step, None, MASK, RANKS), strict=True))
 
 
 PALLAS: dict[str, Function] = {

@@ -2,7 +2,7 @@
 
 The first kernel turns every share of a tile of logits into its best candidates and a sum over the rest; the second merges them. Sums
 never hold the best entry and are never subtracted from, so that log-odds do not saturate. At temperatures above 0 the noise is drawn in
-the kernel.
+the kernel; a greedy decode's kernel has no code for that.
 """
 
 from functools import partial
@@ -46,7 +46,7 @@ def rank_wanted(
     position: Int[Array, " rows"],
     step: Int[Array, " rows"],
     wanted: Bool[Array, " rows"],
-    temperature: Float[Array, ""],
+    temperature: Float[Array, ""] | None,
     mask_id: int,
     ranks: int,
 ) -> tuple[Int[Array, "rows ranks"], Float[Array, " rows"], Float[Array, " rows"]]:
@@ -66,7 +66,7 @@ def head(
     seed: Int[Array, " rows"],
     position: Int[Array, " rows"],
     step: Int[Array, " rows"],
-    temperature: Float[Array, ""],
+    temperature: Float[Array, ""] | None,
     mask_id: int,
     ranks: int,
     count: Int[Array, "1"] | None = None,
@@ -75,7 +75,7 @@ def head(
     """`tokens` int32 [rows, ranks] best first, `odds` and `gap` fp32 [rows], of scores hidden @ weight.T, over T and with noise if T > 0.
 
     MASK is never a candidate, but counts in the log-odds; ties go to the lowest id. `seed`, `position`, `step` int32 name the noise.
-    Rows from `count` on (None: none) are unspecified.
+    A temperature of None is 0, known when the kernel is made. Rows from `count` on (None: none) are unspecified.
     bf16 or fp16; a vocabulary that is no multiple of 8 or a dim that is no multiple of the tile's depth costs a copy of the weight.
     """
     count = jnp.full((1,), hidden.shape[0], jnp.int32) if count is None else count
@@ -83,11 +83,10 @@ def head(
     _check(hidden, weight, (seed, position, step), mask_id, ranks, tile)
     rows, vocab, kept = hidden.shape[0], weight.shape[0], max(ranks, 2)
     hidden, weight = pad(pad(hidden, 0, ROWS), 1, tile.depth), pad(pad(weight, 0, 8), 1, tile.depth)
-    names = [pad(x, 0, ROWS) for x in (seed, position, step)]
-    temperature = jnp.reshape(jnp.asarray(temperature, jnp.float32), 1)
+    noise = () if temperature is None else (*(pad(x, 0, ROWS) for x in (seed, position, step)), jnp.reshape(temperature, 1))
     shares = pl.cdiv(vocab, tile.columns) * (tile.columns // tile.share)
     width = pl.cdiv(shares, LANES) * LANES
-    parts = _logits(hidden, weight, *names, temperature, count, vocab, mask_id, kept, tile, width)
+    parts = _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile, width)
     return _merge(*parts, count, rows, vocab, ranks, tile.share, shares)
 
 
@@ -106,14 +105,16 @@ def _check(hidden, weight, names, mask_id: int, ranks: int, tile: Tile) -> None:
         raise ValueError(f"{ranks=} must be at least 1 and below the vocabulary of {vocab}")
 
 
-def _logits(hidden, weight, seed, position, step, temperature, count, vocab, mask_id, kept, tile: Tile, width: int):
+def _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile: Tile, width: int):
     """`score` fp32 and `token` int32 [rows, kept * width]: the best of every share, rank by rank. `rest` fp32 [rows, 3 * width]: the best
-    candidate's logit, then maximum and sum over the other entries. Padding past the last share is not written."""
+    candidate's logit, then maximum and sum over the other entries. Padding past the last share is not written. `noise`: seed, position,
+    step and temperature, or nothing."""
     rows, dim = hidden.shape
     steps, shares = dim // tile.depth, tile.columns // tile.share
     by_row = plgpu.Layout.WGMMA.reduce(1)
 
-    def body(hidden, weight, seed, position, step, temperature, count, score_out, token_out, rest_out):
+    def body(hidden, weight, count, *refs):
+        *noise, score_out, token_out, rest_out = refs
         column, row = lax.axis_index("column"), lax.axis_index("row")
         here = pl.ds(row * ROWS, ROWS)
 
@@ -145,10 +146,16 @@ def _logits(hidden, weight, seed, position, step, temperature, count, vocab, mas
                 store(token_out, rank, token)
 
         def epilogue(logits, share: int):
-            """Of one share. Branches of their own keep the compiler from mixing shares, which takes more registers than there are."""
+            """Of one share. Branches of their own keep the compiler from mixing shares, which takes more registers than there are; where
+            there is no choice to make, the rows are asked for once more."""
             at = column * shares + share
             ids = at * tile.share + plgpu.broadcasted_iota(jnp.int32, (ROWS, tile.share), 1, layout=plgpu.Layout.WGMMA)
             logits = logits[:, share * tile.share : (share + 1) * tile.share]
+
+            if not noise:
+                pl.when(row * ROWS < count[0])(partial(extract, logits, logits, ids, at))
+                return
+            seed, position, step, temperature = noise
 
             @pl.when(temperature[0] > 0)
             def _():
@@ -181,7 +188,7 @@ def _logits(hidden, weight, seed, position, step, temperature, count, vocab, mas
 
     out = [jax.ShapeDtypeStruct((rows, n * width), dtype) for n, dtype in ((kept, jnp.float32), (kept, jnp.int32), (3, jnp.float32))]
     grid = {"column": pl.cdiv(vocab, tile.columns), "row": rows // ROWS}  # tiles that share columns of the weight run together
-    return launch("head", body, out, grid, hidden, weight, seed, position, step, temperature, count)
+    return launch("head", body, out, grid, hidden, weight, count, *noise)
 
 
 def _merge(score, token, rest, count, rows: int, vocab: int, ranks: int, share: int, shares: int):

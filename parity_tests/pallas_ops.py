@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+import specfold_jax as sf
 from kernels_pallas.attention import branch_attention
 from kernels_pallas.head import head
 from kernels_pallas.launch import LANES, pad
@@ -115,7 +116,7 @@ def _add_inherited(x: Any, update: Any, source: Any) -> dict[str, Any]:
 
 
 def _head(hidden: Any, weight: Any, seed: Any, position: Any, step: Any, temperature: float, mask_id: int, ranks: int) -> dict[str, Any]:
-    found = head(hidden, weight, seed, position, step, jnp.float32(temperature), mask_id, ranks)
+    found = head(hidden, weight, seed, position, step, sf.DecodeConfig(temperature=temperature).heat, mask_id, ranks)
     return dict(zip(("tokens", "odds", "gap"), found, strict=True))
 
 

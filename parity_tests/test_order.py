@@ -46,7 +46,7 @@ def disordered(monkeypatch):
 
 
 def decoded(model, params, ragged) -> list[np.ndarray]:
-    """Tokens and counts of SpecFold, greedy and sampled, by one program that is compiled anew."""
+    """Tokens and counts of SpecFold, greedy and sampled, by programs that are compiled anew."""
     run = jax.jit(lambda *arguments: sf.specfold_decode(*arguments), compiler_options=FAST)
     found = [run(params, *ragged, model, config(temperature=t), GRAPH, sf.FoldConfig(tau=0.1)) for t in (0.0, 0.8)]
     return [np.asarray(x) for x in jax.tree.leaves(found)]

@@ -207,7 +207,18 @@ def test_the_head_of_a_row_has_the_same_bits_whatever_rows_share_the_call(temper
             assert torch.equal(x, everything[name][rows])
 
 
-def test_the_head_ranks_what_is_wanted_wherever_it_stands():
+def test_a_head_without_noise_has_the_bits_of_one_whose_temperature_turns_out_to_be_zero():
+    rng = np.random.default_rng(7)
+    hidden, weight = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((70, 64), (200, 64)))
+    names = [jnp.arange(70, dtype=jnp.int32)] * 3
+    with on_kernels():
+        known, found = (head(hidden, weight, *names, temperature, 5, 2) for temperature in (None, jnp.float32(0)))
+    for some, same in zip(known, found, strict=True):
+        np.testing.assert_array_equal(bits(some), bits(same))
+
+
+@pytest.mark.parametrize("temperature", [None, jnp.float32(0.7)], ids=["greedy", "sampled"])
+def test_the_head_ranks_what_is_wanted_wherever_it_stands(temperature):
     """Rows that are not wanted are not even numbers."""
     rng = np.random.default_rng(6)
     hidden, weight = (rng.normal(size=shape) for shape in ((70, 64), (200, 64)))
@@ -216,8 +227,8 @@ def test_the_head_ranks_what_is_wanted_wherever_it_stands():
     names = [jnp.zeros(70, jnp.int32)] * 3
     given = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(weight, jnp.bfloat16), *names
     with on_kernels():
-        tokens, odds, gap = rank_wanted(*given, jnp.asarray(wanted), jnp.float32(0), 5, 2)
-        alone = head(given[0][wanted], given[1], *(x[wanted] for x in names), jnp.float32(0), 5, 2)
+        tokens, odds, gap = rank_wanted(*given, jnp.asarray(wanted), temperature, 5, 2)
+        alone = head(given[0][wanted], given[1], *(x[wanted] for x in names), temperature, 5, 2)
     for some, all_of_them in zip(alone, (tokens, odds, gap), strict=True):
         np.testing.assert_array_equal(np.asarray(some), np.asarray(all_of_them)[wanted])
 

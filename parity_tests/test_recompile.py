@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import specfold_jax as sf
+from specfold_jax import noise
 from test_lossless import FAST, GRAPHS, SEEDS, config, random_graph, specfold, spiffy, vanilla
 
 GRAPH, FOLD = GRAPHS["chain and second tokens"], sf.FoldConfig(tau=0.1, guard=0.5)
@@ -38,7 +39,8 @@ SWEEPS = {
     "tau": [({}, {"tau": tau}, GRAPH) for tau in (0.0, 0.05, np.float32(0.3), float("inf"), 1)],
     "guard": [({}, {"guard": guard}, GRAPH) for guard in (0.0, 0.5, float("inf"), np.float64(2.5), 1)],
     "threshold": [({"threshold": threshold}, {}, GRAPH) for threshold in (0, 0.5, np.float32(0.9), 1.0)],
-    "temperature": [({"temperature": temperature}, {}, GRAPH) for temperature in (0.0, 0.7, 1)],
+    "temperature": [({"temperature": temperature}, {}, GRAPH) for temperature in (1, 0.7, np.float64(2.5), np.float32(1e-3))],
+    "no temperature": [({"temperature": zero}, {}, GRAPH) for zero in (0, 0.0, np.float32(0), jnp.zeros(()))],
     "seed": [({"seed": SEEDS + shift}, {}, GRAPH) for shift in (0, 1)],
     "graph": [({}, {}, graph) for graph in (*GRAPHS.values(), random_graph(5))],
 }
@@ -47,7 +49,8 @@ SWEEPS = {
 @pytest.mark.parametrize("name", SWEEPS)
 def test_sweeps_share_one_compilation(name, fast, ragged):
     """`jax.jit` of `sf.specfold_decode`, with no static arguments, compiles once whatever is swept."""
-    specfold(fast.params, *ragged, fast.model, config(), GRAPH, FOLD)  # other tests may have compiled it before
+    first = {"temperature": SWEEPS[name][0][0].get("temperature", 0.0)}
+    specfold(fast.params, *ragged, fast.model, config(**first), GRAPH, FOLD)  # other tests may have compiled it before
     size = specfold._cache_size()
     with Compilations() as compilations:
         for decode, fold, graph in SWEEPS[name]:
@@ -55,6 +58,55 @@ def test_sweeps_share_one_compilation(name, fast, ragged):
             assert not np.asarray(out.stats.status).any()
     assert specfold._cache_size() == size
     assert compilations.count == 0
+
+
+ZEROS = (0, 0.0, -0.0, np.float32(0), np.zeros(()), np.int64(0), jnp.zeros(()), jnp.int32(0))
+
+
+@pytest.mark.parametrize("zero", ZEROS, ids=lambda zero: f"{type(zero).__name__} {zero}")
+def test_a_temperature_of_zero_is_part_of_the_structure(zero):
+    greedy, sampled = config(temperature=zero), config(temperature=0.7)
+    assert greedy.greedy
+    assert not sampled.greedy
+    leaves, structure = jax.tree.flatten(greedy)
+    assert structure == jax.tree.structure(config())
+    assert structure != jax.tree.structure(sampled)
+    assert len(leaves) == len(jax.tree.leaves(sampled)) - 1
+    again = jax.tree.unflatten(structure, leaves)
+    assert again.greedy
+    assert type(again.temperature) is np.float32
+    assert dataclasses.replace(sampled, temperature=zero).greedy
+    assert not dataclasses.replace(greedy, temperature=0.7).greedy
+    assert jax.tree.map(jnp.asarray, greedy).greedy
+    assert jax.jit(lambda x: x)(greedy).greedy
+
+
+def program(checkpoint, ragged, temperature: float) -> str:
+    """All of a decode's operations. Unpacked, because packing chooses among capacities."""
+    arguments = (checkpoint.params, *ragged, checkpoint.model, config(temperature=temperature, pack=False), GRAPH, FOLD)
+    return str(jax.make_jaxpr(sf.specfold_decode)(*arguments))
+
+
+def test_a_greedy_program_draws_nothing(small, ragged):
+    """No noise, and no branch for it; a sampled one, which has both, shows that they would be seen."""
+    greedy, sampled = (program(small, ragged, temperature) for temperature in (0.0, 1.0))
+    for sign in ("cond[", str(noise._PARITY)):
+        assert sign not in greedy
+        assert sign in sampled
+
+
+def test_a_traced_temperature_may_be_zero(fast, ragged):
+    """One program for all temperatures, whose results are those of the two."""
+
+    def of_any(temperature):
+        return sf.specfold_decode(fast.params, *ragged, fast.model, config(temperature=temperature), GRAPH, FOLD)
+
+    of_any = jax.jit(of_any, compiler_options=FAST)
+    for temperature in (0.0, 1.0):
+        got = of_any(np.float32(temperature))
+        want = specfold(fast.params, *ragged, fast.model, config(temperature=temperature), GRAPH, FOLD)
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert of_any._cache_size() == 1
 
 
 def test_a_fresh_jit_compiles_once(fast, ragged):
@@ -70,8 +122,9 @@ def test_a_fresh_jit_compiles_once(fast, ragged):
     assert jitted._cache_size() == 1
 
 
-def test_numpy_and_jax_inputs_are_alike(fast, ragged):
-    arguments = (fast.params, *ragged, fast.model, config(temperature=1.0), GRAPH, FOLD)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_numpy_and_jax_inputs_are_alike(fast, ragged, temperature):
+    arguments = (fast.params, *ragged, fast.model, config(temperature=temperature), GRAPH, FOLD)
     on_host = jax.tree.map(np.asarray, arguments)
     on_device = jax.tree.map(jnp.asarray, arguments)
     want = specfold(*arguments)

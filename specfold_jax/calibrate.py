@@ -79,7 +79,7 @@ def choose(
     def graph(sets: Sequence, levels: Sequence, weights: Sequence | None, thetas: Sequence, theta_weights: Sequence | None) -> DraftGraph:
         kept = min(drafts, len(sets) + len(thetas))
         # A confidence node's tokens may be drawn some steps from now, which at T > 0 are other draws.
-        width = records.after.shape[1] if thetas and float(decode.temperature) else 1
+        width = records.after.shape[1] if thetas and not decode.greedy else 1
         made = {"run_on": run_on, "width": width, "reach": reach}
         return DraftGraph.from_sets(sets, levels, weights, kept, token_ranks, made_for, thetas, theta_weights, **made)
 

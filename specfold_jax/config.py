@@ -1,7 +1,8 @@
 """Configurations: what a model is, how to decode, how to fold.
 
 All three are frozen dataclasses registered as pytrees. Fields that shape the program (sizes, switches) are static metadata;
-numbers one sweeps (threshold, temperature, seed, tau, guard) are leaves, so changing them never recompiles a jitted decode.
+numbers one sweeps (threshold, temperature, seed, tau, guard) are leaves, so changing them never recompiles a jitted decode. A
+temperature of exactly 0 is static too: a greedy decode's program has nothing that draws, so 0 and all others are two compilations.
 """
 # ruff: noqa: RUF009  (`_static` makes a field of its own for each)
 
@@ -10,32 +11,48 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jaxtyping import Array, Float
 
 from specfold_jax.checks import Natural, Size, conform, show
 
 Attention = Literal["block", "bidirectional", "causal"]
 IMPLEMENTATIONS = ("auto", "xla", "pallas")
 LARGEST = float(np.finfo(np.float32).max)
+ZERO = np.float32(0)
 
 
 def _static(**kwargs: Any) -> Any:
     return field(metadata={"static": True}, **kwargs)
 
 
+def _is_zero(value: Any) -> bool:
+    """Whether a number is the host's 0 that `_number` stores. Arrays are not looked at: that would wait for the device."""
+    return isinstance(value, np.generic) and value == 0
+
+
 def _register[T: type](cls: T) -> T:
-    """A pytree whose unflattening goes past the constructor: leaves may be tracers, and checking arrays would wait for the device."""
+    """A pytree whose unflattening goes past the constructor: leaves may be tracers, and checking arrays would wait for the device.
+
+    Fields marked `static_zero` are leaves unless they are 0.
+    """
     fields = cls.__dataclass_fields__.values()
     static = [f.name for f in fields if f.metadata.get("static")]
     swept = [f.name for f in fields if f.name not in static]
+    may_be_static = [f.name for f in fields if f.metadata.get("static_zero")]
 
     def flatten(config: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        return [(jax.tree_util.GetAttrKey(n), getattr(config, n)) for n in swept], tuple(getattr(config, n) for n in static)
+        zeros = tuple(n for n in may_be_static if _is_zero(getattr(config, n)))
+        leaves = [(jax.tree_util.GetAttrKey(n), getattr(config, n)) for n in swept if n not in zeros]
+        return leaves, (zeros, *(getattr(config, n) for n in static))
 
     def unflatten(aux: tuple[Any, ...], leaves: Iterable[Any]) -> Any:
+        zeros, *facts = aux
+        names = [*(n for n in swept if n not in zeros), *zeros, *static]
         config = object.__new__(cls)
-        for name, value in zip(swept + static, (*leaves, *aux), strict=True):
+        for name, value in zip(names, (*leaves, *(ZERO for _ in zeros), *facts), strict=True):
             object.__setattr__(config, name, value)
         return config
 
@@ -51,7 +68,10 @@ def concrete(value: Any) -> np.ndarray | None:
 
 
 def _number(config: Any, name: str, dtype: type, rule: str, valid: Any, axes: int = 0) -> None:
-    """Checks a swept number and stores it with a strong dtype, so that 0.9 and np.float32(0.9) share one compilation."""
+    """Checks a swept number and stores it with a strong dtype, so that 0.9 and np.float32(0.9) share one compilation.
+
+    Arrays stay what they are, except that a 0 which is to be static is stored on the host.
+    """
     value = getattr(config, name)
     if isinstance(value, Tracer):
         return
@@ -61,7 +81,8 @@ def _number(config: Any, name: str, dtype: type, rule: str, valid: Any, axes: in
         found = np.asarray(None)
     if found.dtype.kind not in "iuf" or not found.size or found.ndim > axes or not bool(np.all(valid(found))):
         raise ValueError(f"{name}={show(value)} must be {rule}")
-    if not isinstance(value, jax.Array):
+    static = config.__dataclass_fields__[name].metadata.get("static_zero") and not found.any()
+    if static or not isinstance(value, jax.Array):
         with np.errstate(over="ignore"):  # beyond float32 is infinity
             object.__setattr__(config, name, found.astype(dtype)[()])
 
@@ -136,7 +157,7 @@ class DecodeConfig:
     block_size: Size | None = _static(default=None)
     steps: Size | None = _static(default=None)
     order: Literal["confidence", "left"] = _static(default="confidence")
-    temperature: float = 0.0
+    temperature: float = field(default=0.0, metadata={"static_zero": True})
     seed: Any = 0
     stop_ids: tuple[Natural, ...] | None = _static(default=None)
     impl: str = _static(default="auto")
@@ -152,6 +173,19 @@ class DecodeConfig:
         )
         if self.impl not in IMPLEMENTATIONS:
             raise ValueError(f"impl={self.impl!r} must be one of {IMPLEMENTATIONS}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the temperature is known to be 0, so that programs hold nothing that draws.
+
+        False under `jit` for a temperature that is passed in as an array of its own: it decodes greedily if it turns out to be 0.
+        """
+        return _is_zero(self.temperature)
+
+    @property
+    def heat(self) -> Float[Array, ""] | None:
+        """The temperature for programs to compute with, fp32, or None when `greedy`."""
+        return None if self.greedy else jnp.asarray(self.temperature, jnp.float32)
 
     def block(self, model: ModelConfig) -> int:
         """Positions a block."""

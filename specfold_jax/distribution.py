@@ -50,10 +50,10 @@ class Distributions:
         self.wanted = branches.valid[..., None] & ~known
         self.position, self.seed, self.starts_drawn = position, row.seed, model.seed
         self.ranked = partial(rank, params, model=model, decode=decode, ranks=ranks)
-        self.warm = jnp.asarray(decode.temperature) > 0
+        self.either = partial(reveal.drawn_or_greedy, decode.heat)
         shape = rows.shape
         nothing = Ranked(jnp.zeros((*shape, ranks), jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
-        self.greedy = lax.cond(self.warm, lambda: nothing, lambda: self._rank(self.hidden, position, jnp.zeros_like(position), self.wanted))
+        self.greedy = self.either(lambda: nothing, lambda: self._rank(self.hidden, position, jnp.zeros_like(position), self.wanted))
 
     def _rank(self, hidden: Array, position: Array, step: Array, wanted: Array) -> Ranked:
         seed = jnp.broadcast_to(self.seed.reshape(-1, *(1,) * (position.ndim - 1)), position.shape)
@@ -64,7 +64,7 @@ class Distributions:
             hidden, position, wanted = (pick(x, branch)[:, rows] for x in (self.hidden, self.position, self.wanted))
             return self._rank(hidden, position, jnp.broadcast_to(step[:, None], position.shape), wanted)
 
-        return lax.cond(self.warm, sample, lambda: jax.tree.map(lambda x: pick(x, branch)[:, rows], self.greedy))
+        return self.either(sample, lambda: jax.tree.map(lambda x: pick(x, branch)[:, rows], self.greedy))
 
     def at(self, branch: Int[Array, " batch"], step: Int[Array, " batch"]) -> Ranked:
         """A branch's distribution over the positions of the block, drawn as vanilla step `step`; odds -inf where not evaluated."""
@@ -90,4 +90,4 @@ class Distributions:
         def alike() -> Array:
             return jnp.broadcast_to(now.tokens[:, None], (now.tokens.shape[0], width, *now.tokens.shape[1:]))
 
-        return Known(lax.cond(self.warm, later, alike), now.odds)
+        return Known(self.either(later, alike), now.odds)

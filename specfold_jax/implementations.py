@@ -1,6 +1,5 @@
 """The two operations a decode spends its time in, by whichever implementation `DecodeConfig.impl` names."""
 
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specfold_jax import model as xla
@@ -44,12 +43,11 @@ def rank(
     ranks: int,
 ) -> Ranked:
     """The best tokens, log-odds and gaps of hidden states; see `specfold_jax.reveal.rank`. Rows that are not wanted are unspecified."""
-    temperature = jnp.asarray(decode.temperature, jnp.float32)
     if decode.impl != "pallas":
-        return reveal.rank(xla.logits(params, hidden), seed, position, step, temperature, model.mask_id, ranks)
+        return reveal.rank(xla.logits(params, hidden), seed, position, step, decode.heat, model.mask_id, ranks)
     from kernels_pallas.head import rank_wanted
 
     flat, weight, names = hidden.reshape(-1, model.dim), xla.head_weight(params), (seed, position, step)
     seed, position, step = (x.reshape(-1) for x in names)
-    found = rank_wanted(flat, weight, seed, position, step, wanted.reshape(-1), temperature, model.mask_id, ranks)
+    found = rank_wanted(flat, weight, seed, position, step, wanted.reshape(-1), decode.heat, model.mask_id, ranks)
     return Ranked(*(x.reshape(*hidden.shape[:-1], *x.shape[1:]) for x in found))

@@ -3,6 +3,7 @@
 Speculation calls these same functions on its branches; that is what makes it lossless.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,23 +27,28 @@ class Ranked(NamedTuple):
     gap: Float[Array, "*rows"]
 
 
+def drawn_or_greedy[T](temperature: Float[Array, ""] | None, drawn: Callable[[], T], greedy: Callable[[], T]) -> T:
+    """`drawn()` at temperatures above 0, `greedy()` at 0. With None, `DecodeConfig.heat` of a greedy decode, `drawn` is not traced."""
+    return greedy() if temperature is None else lax.cond(temperature > 0, drawn, greedy)
+
+
 def rank(
     logits: Float[Array, "*rows vocab"],
     seed: Int[Array, "*rows"],
     position: Int[Array, "*rows"],
     step: Int[Array, "*rows"],
-    temperature: Float[Array, ""],
+    temperature: Float[Array, ""] | None,
     mask_id: int,
     ranks: int,
 ) -> Ranked:
-    """Ranks tokens by logit, or by logit / T + Gumbel noise at T > 0. Ties go to the lowest id.
+    """Ranks tokens by logit, or by logit / T + Gumbel noise at T > 0 (None: T = 0). Ties go to the lowest id.
 
     Log-odds are taken under softmax(logits / T) (softmax(logits) at T = 0), as top logit minus log-sum-exp of the rest, which does not
     saturate as a probability does.
     """
-    warm = temperature > 0
-    logits = logits / jnp.where(warm, temperature, 1)
-    scores = lax.cond(warm, lambda: logits + gumbel(seed, position, step, logits.shape[-1]), lambda: logits)
+    if temperature is not None:
+        logits = logits / jnp.where(temperature > 0, temperature, 1)
+    scores = drawn_or_greedy(temperature, lambda: logits + gumbel(seed, position, step, logits.shape[-1]), lambda: logits)
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     best, tokens = lax.top_k(jnp.where(ids == mask_id, -jnp.inf, scores), max(ranks, 2))
     chosen = ids == tokens[..., :1]

@@ -118,7 +118,7 @@ def begin(
     )
     if model.seed:
         last = jnp.take_along_axis(hidden, jnp.maximum(start - 1, 0)[:, None, None], axis=1)[:, 0]
-        drawn = reveal.rank(logits(params, last), row.seed, start, zeros, jnp.asarray(decode.temperature), model.mask_id, 1).tokens[:, 0]
+        drawn = reveal.rank(logits(params, last), row.seed, start, zeros, decode.heat, model.mask_id, 1).tokens[:, 0]
         row = row.replace(canvas=row.canvas.at[:, 0].set(jnp.where(start == sane, drawn, row.canvas[:, 0])))
     over = ends(row, model, decode) if model.stop_rule == "reveal" else jnp.zeros(batch, bool)
     counts = {"prefills": (start > 0).astype(jnp.int32), "status": status}

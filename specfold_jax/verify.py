@@ -70,8 +70,7 @@ def margins(state: DecodeState, params: Params, model: ModelConfig, decode: Deco
         return jnp.where(row.phase == COMMIT, jnp.inf, margin)
     last = logits(params, checked.block_of(checked.hidden, jnp.zeros_like(row.start))[:, -1])
     after = row.start + row.canvas.shape[1]
-    temperature = jnp.asarray(decode.temperature, jnp.float32)
-    following = reveal.rank(last, row.seed, after, jnp.zeros_like(after), temperature, model.mask_id, 1)
+    following = reveal.rank(last, row.seed, after, jnp.zeros_like(after), decode.heat, model.mask_id, 1)
     return jnp.where(row.phase == COMMIT, following.gap, margin)
 
 
