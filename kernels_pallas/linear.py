@@ -74,7 +74,8 @@ def _product(
     """finish(x @ part.T for the equal parts of the weight's rows), tile by tile."""
     rows, columns = x.shape[0], weight.shape[0] // parts
     height, steps = tile.blocks * ROWS, weight.shape[1] // DEPTH // tile.splits
-    held, width, shared = tile.held(rows), parts * tile.columns, tile.shares_last(parts)
+    sizes, held = tile.loads(rows), tile.held(rows)
+    width, shared = parts * tile.columns, tile.shares_last(parts)
     if tile.stages < min(steps, 2):
         raise ValueError(f"{tile} must have 2 stages or more: one is freed when the next is read")
 
@@ -83,8 +84,9 @@ def _product(
         split, row, group = (lax.axis_index(name) for name in ("split", "row", THREAD))
         first = (lax.axis_index("column") * tile.cluster + lax.axis_index(CLUSTER)) * tile.columns
         here = jnp.clip(count_ref[0] - row * height, 0, held)
-        pieces, blocks = -(-here // LOADED), -(-here // ROWS)
-        weights = pieces * LOADED  # where they begin in a stage, behind the rows of x
+        blocks, way_of_x = -(-here // ROWS), sum((here > size).astype(jnp.int32) for size in sizes[:-1])
+        # Where weights begin in a stage, behind the rows of x; said so that it is seen to be whole tiles of shared memory.
+        weights = sum(jnp.where(way_of_x == n, size // LOADED, 0) for n, size in enumerate(sizes)) * LOADED
         stride = weights + weight_rows(tile.columns, parts)
         stages = jnp.minimum(min(MOST_STAGES, steps), tile.stage_rows(rows, parts) // stride)
 
@@ -105,12 +107,11 @@ def _product(
                     )
                     plgpu.copy_gmem_to_smem(weight_ref.at[part, summed], tiles.at[there], loaded.at[stage])
 
-                def piece(n: Array, _: None) -> None:
-                    some, there = (pl.ds(start + n * LOADED, LOADED) for start in (row * height, stage * stride))
+                def rows_of_x(size: int) -> None:
+                    some, there = (pl.ds(start, size) for start in (row * height, stage * stride))
                     plgpu.copy_gmem_to_smem(x_ref.at[some, summed], tiles.at[there], loaded.at[stage], collective_axes=CLUSTER)
 
-                lax.fori_loop(0, pieces, piece, None)
-                lax.fori_loop(pieces, held // LOADED, lambda *_: plgpu.barrier_arrive(loaded.at[stage]), None)
+                lax.switch(way_of_x, [partial(rows_of_x, size) for size in sizes])
 
             def drain(step: Array, _: None) -> None:
                 plgpu.barrier_wait(freed.at[lax.rem(step, stages)])
@@ -208,7 +209,7 @@ def _product(
                 plgpu.SMEM((tile.stage_rows(rows, parts), DEPTH), x.dtype, transforms=SWIZZLED),
                 plgpu.SMEM((tile.blocks, ROWS, tile.columns), dtype),
             ),
-            plgpu.Barrier(num_arrivals=parts + held // LOADED, num_barriers=MOST_STAGES),
+            plgpu.Barrier(num_arrivals=parts + 1, num_barriers=MOST_STAGES),
             plgpu.ClusterBarrier(collective_axes=(CLUSTER,), num_arrivals=tile.warpgroups, num_barriers=MOST_STAGES),
             plgpu.Barrier(num_arrivals=tile.warpgroups),
             plgpu.Barrier(),

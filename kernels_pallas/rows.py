@@ -29,12 +29,17 @@ def needs(
     return reference.reshape(-1), jnp.where(forced, ALWAYS, GATED).astype(jnp.int32).reshape(-1)
 
 
-def advance(x_ref: Any, sums_ref: Any, row: Array, slot: Array) -> Array:
-    """x[row] + the sums of all splits at `slot`, rounded to x's type; inside a kernel."""
-    total = x_ref[row].astype(jnp.float32)
-    for split in range(sums_ref.shape[0]):
-        total += sums_ref[split, slot]
-    return total.astype(x_ref.dtype)
+def total(sums_ref: Any, slot: Array) -> Array:
+    """The sums of all splits at `slot`, added up in order; inside a kernel."""
+    found = sums_ref[0, slot]
+    for split in range(1, sums_ref.shape[0]):
+        found += sums_ref[split, slot]
+    return found
+
+
+def advance(x: Array, added: Array) -> Array:
+    """x + what is added in fp32, rounded to x's type."""
+    return (x.astype(jnp.float32) + added).astype(x.dtype)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["eps", "dim"])
@@ -84,7 +89,7 @@ def advance_norm(
 
         @pl.when(row < here_ref[0])
         def _() -> None:
-            x_out[row] = advanced = advance(x_ref, sums_ref, row, slot_ref[0][row] if slot_ref else row)
+            x_out[row] = advanced = advance(x_ref[row], total(sums_ref, slot_ref[0][row] if slot_ref else row))
             normed_out[row] = norm(advanced, weight_ref[...])
 
     outs = (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2
@@ -120,10 +125,8 @@ def gate(
         *outs, flags_out = refs[len(names) :]
         row, here = lax.axis_index("row"), ref["here"][0]
 
-        def read(at: Array) -> Array:
-            if sums is None:
-                return ref["x"][at]
-            return advance(ref["x"], ref["sums"], at, at if slot is None else ref["slot"][at])
+        def slot_of(at: Array) -> Array:
+            return at if slot is None else ref["slot"][at]
 
         @pl.when(row >= here)
         def _() -> None:
@@ -131,14 +134,22 @@ def gate(
 
         @pl.when(row < here)
         def _() -> None:
-            mine, needed = read(row), ref["need"][row]
+            mine, needed, added = ref["x"][row], ref["need"][row], None
+            if sums is not None:
+                added = total(ref["sums"], slot_of(row))
+                mine = advance(mine, added)
             for out in outs:
                 out[row] = mine
             flags_out[row] = (needed == ALWAYS).astype(jnp.int32)
 
             @pl.when(needed == GATED)
             def _() -> None:
-                wide, other = mine.astype(jnp.float32), read(ref["reference"][row]).astype(jnp.float32)
+                at = ref["reference"][row]
+                other = ref["x"][at]
+                if added is not None:  # a row that was folded has its reference's sums, or shares another's with it
+                    same, again = slot_of(at) == slot_of(row), partial(total, ref["sums"], slot_of(at))
+                    other = advance(other, again() if slot is None else lax.cond(same, lambda: added, again))
+                wide, other = mine.astype(jnp.float32), other.astype(jnp.float32)
                 delta, size = jnp.sum(jnp.square(wide - other)), jnp.sum(jnp.square(other))
                 flags_out[row] = 1 - (delta <= jnp.square(ref["tau"][0]) * size).astype(jnp.int32)  # NaN exceeds
 

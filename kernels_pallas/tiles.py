@@ -6,7 +6,7 @@ from typing import NamedTuple
 ROWS = 64
 """Rows of one warpgroup's matrix instruction."""
 LOADED = 32
-"""Rows of x that one copy loads: no more of them than are there take room."""
+"""A stage holds a multiple of so many rows of x, no more than are there: half a block takes half the room."""
 DEPTH = 64
 """Summed entries a pipeline stage holds: one 128-byte swizzle of 16-bit numbers."""
 MULTIPROCESSORS = 132
@@ -35,6 +35,11 @@ class Tile(NamedTuple):
     def held(self, rows: int) -> int:
         """Rows of x in a stage, of a call with so many."""
         return -(-min(self.blocks * ROWS, rows) // LOADED) * LOADED
+
+    def loads(self, rows: int) -> list[int]:
+        """Numbers of rows of x that a stage is loaded with, by one copy: the least of them that holds what is computed."""
+        held = self.held(rows)
+        return [size for size in (LOADED, ROWS, ROWS + LOADED, *range(2 * ROWS, held, ROWS)) if size < held] + [held]
 
     def stage_rows(self, rows: int, parts: int) -> int:
         """Rows of x and of the weight's `parts` in all stages; where fewer are computed they make more stages."""
