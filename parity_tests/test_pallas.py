@@ -233,14 +233,14 @@ def test_the_head_ranks_what_is_wanted_wherever_it_stands(temperature):
         np.testing.assert_array_equal(np.asarray(some), np.asarray(all_of_them)[wanted])
 
 
-@pytest.mark.parametrize("fold", [None, sf.FoldConfig()], ids=["spiffy", "specfold"])
-def test_a_decode_of_a_real_layer_lowers_for_a_gpu(fold):
+@pytest.mark.parametrize(("fold", "temperature"), [(None, 0.0), (sf.FoldConfig(), 0.7)], ids=["spiffy, greedy", "specfold, sampled"])
+def test_a_decode_of_a_real_layer_lowers_for_a_gpu(fold, temperature):
     """Mosaic's whole lowering, layouts and shared memory included, runs without a GPU."""
     like = replace(model(12, 2, 128, qkv_bias=True), dim=1536, hidden=8960, vocab=151936, mask_id=151665, block_size=32, sub_block=8)
     like = replace(like, shift=True, seed=True)
     params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.bfloat16), shapes(like), is_leaf=lambda leaf: isinstance(leaf, tuple))
     prompts, lengths = jax.ShapeDtypeStruct((2, 64), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
-    given = (params, prompts, lengths, like, sf.DecodeConfig(max_new_tokens=64, impl="pallas"), GRAPH)
+    given = (params, prompts, lengths, like, sf.DecodeConfig(max_new_tokens=64, temperature=temperature, impl="pallas"), GRAPH)
     with mock.patch.object(launch, "require_hopper"):
         traced = jax.jit(sf.spiffy_decode).trace(*given) if fold is None else jax.jit(sf.specfold_decode).trace(*given, fold)
         assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
