@@ -140,9 +140,26 @@ def parity(rows: Rows) -> str:
 
 
 def both_sides(rows: Rows) -> str:
-    """Prompts of which JAX and PyTorch say the same."""
+    """Prompts of which JAX and PyTorch say the same, and what the others differ in."""
     names = {"tokens": "same tokens", "nfe": "same forwards", "accepted": "same accepted drafts", "computed_rows": "same computed rows"}
     columns: list[Column] = [(name, lambda row, name=name: str(row[name])) for name in ("method", "dtype", "prompts")]
     columns += [(text, lambda row, name=name: str(row[f"equal_{name}"])) for name, text in names.items()]
-    columns += [("token differences not shown to be ties", lambda row: str(row["unexplained"]))]
+
+    def compared(what: str) -> Callable[[Result], str]:
+        def text(row: Result) -> str:
+            found = row.get(what)
+            return f"{found['differ']} of {found['compared']:,}" if found and found["compared"] else "-"
+
+        return text
+
+    def furthest(row: Result) -> str:
+        found = row.get("gates")
+        return f"{found['furthest']:.1%} of tau" if found and found["differ"] else "-"
+
+    if any("gates" in row for row in rows):
+        columns += [("replayed", lambda row: str(row.get("replayed", "-"))), ("gates that differ", compared("gates"))]
+        columns += [("furthest from tau", furthest), ("drafts that differ", compared("drafts"))]
+        columns += [("not shown to be ties", lambda row: str(row["unexplained"]))]
+    else:
+        columns += [("token differences not shown to be ties", lambda row: str(row["unexplained"]))]
     return table(rows, *columns, samples=False)

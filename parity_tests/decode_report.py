@@ -3,14 +3,19 @@
     python -m parity_tests.decode_report --samples 200 --out benchmarks/results/decode-parity-h200.json
 
 Both sides decode freely and are compared prompt by prompt: tokens, forwards, accepted drafts, computed rows. Batches that hold a prompt
-with other tokens are then decoded once more in lock-step (`lockstep.follow`): the gates' decisions and the drafts are held to the JAX
-side's, so that a difference is found where it arises, with its margin.
+that differs in any of them are then decoded once more in lock-step (`lockstep.follow`): the gates' decisions and the drafts are held to
+the JAX side's, so that a difference is found where it arises, with its margin. Before they are held, they are compared: every gate of
+every row, and the drafts that either side's numbers lead to. The exit status is 1 if any difference is left unexplained.
 
-float32 (exact products on both sides): a prompt is explained when the gates on which the sides differ lie within 1e-4 tau of tau, and
-the decision at which it parts, if it does, within 1e-4 log-odds of the other outcome. The exit status is 1 if one is not.
+A prompt is explained when it differs in lock-step and everything on which it does is a tie (`flip.is_tie`, `explain.account`); other
+tokens without a fold need a decision at which it parts, as drafts do not change them.
+float32 (exact products on both sides): gates within 1e-4 tau of tau, decisions and drafts within 1e-4 log-odds of the other outcome.
 bfloat16: the rounding margin is measured, on all decisions of the replays before their rows part: of |log-odds on one side - log-odds on
-the other| at every position that could be revealed the 99.9th percentile. A decision is explained when its margin is at most that, a
-gate when tau lies between the two sides' relative residuals as measured. Both are shown beside the measured difference at that place.
+the other| at every position that could be revealed the 99.9th percentile. Decisions and drafts are explained when their margin is at
+most that, a gate when tau lies between the two sides' relative residuals as measured and within a fixed reach of rounding.
+In bfloat16 the JAX side's steps, compiled one by one, could round otherwise than its whole loop: `jax_repeated` of the replayed prompts
+are the same in both. A prompt without a difference in lock-step (`by_compilation` of them) is explained when the PyTorch side's free
+decode is the JAX side's decode step by step.
 
 JAX and PyTorch share the GPU: XLA is told not to take all of its memory unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
 """
@@ -34,7 +39,8 @@ import specfold_jax as sf
 from benchmarks.command import start
 from conftest import Checkpoint
 from devices import DEVICE, about
-from lockstep import Flip, Followed, explained, follow
+from explain import account, counts, rounding_of
+from lockstep import follow
 from specfold_jax.checkpoint import resolve_folder
 from specfold_jax.data import packaged_problems
 from specfold_jax.files import write_json
@@ -55,9 +61,13 @@ _THRESHOLD = flags.DEFINE_float("threshold", 0.9, "Reveal threshold.", 0, 1, fla
 _SUB_BLOCK = flags.DEFINE_integer("sub_block", 8, "Positions a sub-block.", lower_bound=1, flag_values=FLAGS)
 _TAU = flags.DEFINE_float("tau", 0.1, "SpecFold's gate threshold.", lower_bound=0, flag_values=FLAGS)
 _GUARD = flags.DEFINE_float("guard", 0.5, "SpecFold's guard.", lower_bound=0, flag_values=FLAGS)
-_REPLAYS = flags.DEFINE_integer("replays", 8, "Most batches to replay in lock-step per method and type.", lower_bound=0, flag_values=FLAGS)
+_REPLAYS = flags.DEFINE_integer("replays", 1000, "Most batches to replay a method and type.", lower_bound=0, flag_values=FLAGS)
 _COMMIT = flags.DEFINE_string("commit", None, "Commit to record where there is no checkout to ask.", flag_values=FLAGS)
 _OUT = flags.DEFINE_string("out", None, "File to write (JSON).", required=True, flag_values=FLAGS)
+
+
+COUNTS = ("nfe", "accepted", "computed_rows")
+COMPARED = ("gates", "drafts", "decisions")
 
 
 class Setting(NamedTuple):
@@ -107,47 +117,58 @@ def torch_run(both: Both, setting: Setting) -> dict[str, np.ndarray]:
 def equal_rows(run: Run, other: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Prompt by prompt, whether both sides have the same tokens and counts."""
     stats = run.decoded.stats
-    pairs = {name: (np.asarray(getattr(stats, name)), other[name]) for name in ("nfe", "accepted", "computed_rows")}
+    pairs = {name: (np.asarray(getattr(stats, name)), other[name]) for name in COUNTS}
     same = {name: (a == b).reshape(len(a), -1).all(axis=1) for name, (a, b) in pairs.items()}
     decoded = run.decoded._replace(tokens=other["tokens"], lengths=other["lengths"])
     return {"tokens": np.array(same_tokens(run, run._replace(decoded=decoded)))} | same
 
 
-def shown(flip: Flip | None) -> dict[str, Any] | None:
-    """For JSON, which has finite numbers only."""
-    if flip is None:
-        return None
-    return {name: x if isinstance(x, str) or np.isfinite(x) else None for name, x in flip._asdict().items()}
+def all_equal(equal: dict[str, np.ndarray]) -> np.ndarray:
+    """Prompt by prompt, whether nothing that is compared differs."""
+    return np.all(list(equal.values()), axis=0)
 
 
-def explain(prompt: int, row: int, followed: Followed, rounding: float | None) -> dict[str, Any]:
-    """A prompt's first differences in lock-step, and whether they are ties."""
-    parting, gates = followed.apart.get(row), followed.gates.get(row, [])
-    widest = max(gates, key=lambda flip: flip.margin, default=None)
-    found = {"parting": shown(parting), "gate_ties": len(gates), "widest_gate": shown(widest)}
-    return {"prompt": prompt} | found | {"explained": explained(followed, row, rounding)}
-
-
-def replay(both: Both, setting: Setting, differ: np.ndarray) -> dict[str, Any]:
-    """Decodes the batches that hold prompts with other tokens in lock-step, and explains those prompts."""
-    size, followed = min(_BATCH.value, len(both.ids)), {}
-    holding = sorted({int(prompt) // size for prompt in differ})
-    for number in holding[: _REPLAYS.value]:
-        rows = [int(prompt) % size for prompt in differ if prompt // size == number]
-        options = {"impl": _IMPL.value, "tie": float("inf"), "hold_drafts": True, "only": rows}
+def replay(both: Both, setting: Setting, run: Run, other: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Decodes the batches that hold prompts that differ in lock-step, and explains those prompts."""
+    equal, size, followed, lines, repeated = equal_rows(run, other), min(_BATCH.value, len(both.ids)), {}, [], 0
+    differ = np.flatnonzero(~all_equal(equal)).tolist()
+    for number in sorted({prompt // size for prompt in differ})[: _REPLAYS.value]:
+        rows = [prompt % size for prompt in differ if prompt // size == number]
+        options = {"impl": _IMPL.value, "tie": float("inf"), "hold_drafts": True, "only": rows, "quick": False}
         given = (*both.parts()[number], setting.decode, setting.graph, setting.fold)
         followed[number] = follow(both.checkpoint, both.params, *given, **options)
-    apart = torch.cat([torch.zeros(1), *(each.differences for each in followed.values())]).double().numpy()
-    rounding = float(np.quantile(apart, 0.999))
+    rounding = rounding_of(list(followed.values()), 0.0 if setting.fold is None else float(np.asarray(setting.fold.tau)))
     within = None if setting.dtype == "float32" else rounding
-    kept = [int(prompt) for prompt in differ if prompt // size in followed]
+    for number, each in followed.items():
+        here = slice(number * size, (number + 1) * size)
+        again = Run(jax.tree.map(np.asarray, each.jax), run.prompt_lengths[here], run.summary)
+        free = {name: x[here] for name, x in other.items()}
+        stepwise, own = all_equal(equal_rows(again, free)), all_equal(equal_rows(again, decoded_of(run, here)))
+        for prompt in (prompt for prompt in differ if prompt // size == number):
+            row, parts = prompt % size, not equal["tokens"][prompt] and setting.fold is None
+            line = {"prompt": prompt, "differs": [name for name, same in equal.items() if not same[prompt]]}
+            lines.append(line | account(each, row, within, parts, bool(stepwise[row])))
+            repeated += bool(own[row])
+    compared = counts(list(followed.values()), within)
+    gates = torch.cat([torch.zeros(1), *(each.gate_differences for each in followed.values())]).numpy()
     return {
-        "log_odds_compared": len(apart) - 1,
-        "log_odds_rms": float(np.sqrt(np.mean(apart**2))),
-        "rounding_margin": rounding,
-        "differences": [explain(prompt, prompt % size, followed[prompt // size], within) for prompt in kept],
-        "not_replayed": len(differ) - len(kept),
+        "rounding_margin": rounding.odds,
+        "gate_rounding_seen": float(np.quantile(gates, 0.999)),
+        **compared,
+        "replayed": len(lines),
+        "not_replayed": len(differ) - len(lines),
+        "jax_repeated": repeated,
+        "by_compilation": sum(line["by_compilation"] for line in lines),
+        "unexplained_prompts": sum(not line["explained"] for line in lines) + len(differ) - len(lines),
+        "differences": lines,
     }
+
+
+def decoded_of(run: Run, here: slice) -> dict[str, np.ndarray]:
+    """Some prompts of a run of the JAX side, named as the Torch side's are."""
+    decoded = run.decoded
+    counted = {name: getattr(decoded.stats, name) for name in COUNTS}
+    return {name: np.asarray(x)[here] for name, x in ({"tokens": decoded.tokens, "lengths": decoded.lengths} | counted).items()}
 
 
 def compare(both: Both, setting: Setting) -> dict[str, Any]:
@@ -155,12 +176,12 @@ def compare(both: Both, setting: Setting) -> dict[str, Any]:
     model, params = both.checkpoint.model, both.checkpoint.params
     run = run_all(setting.method, params, both.ids, model, setting.decode, setting.graph, setting.fold, batch=_BATCH.value)
     begun = time.monotonic()
-    equal = equal_rows(run, torch_run(both, setting))
+    other = torch_run(both, setting)
     ran = time.monotonic()
-    found = replay(both, setting, np.flatnonzero(~equal["tokens"]))
+    found = replay(both, setting, run, other)
     line = {"method": setting.method, "dtype": setting.dtype, "prompts": len(both.ids)}
-    line |= {f"equal_{name}": int(same.sum()) for name, same in equal.items()}
-    line |= {"unexplained": sum(not each["explained"] for each in found["differences"]) + found["not_replayed"]}
+    line |= {f"equal_{name}": int(same.sum()) for name, same in equal_rows(run, other).items()}
+    line["unexplained"] = found["unexplained_prompts"] + sum(found[what]["unexplained"] for what in COMPARED)
     seconds = {
         "jax": run.summary.seconds,
         "jax_compile": run.summary.compile_seconds,
@@ -171,16 +192,26 @@ def compare(both: Both, setting: Setting) -> dict[str, Any]:
 
 
 def print_results(lines: list[dict[str, Any]]) -> None:
-    """A table of the counts, and the differences."""
-    columns = ("method", "dtype", "prompts", "equal_tokens", "equal_nfe", "equal_accepted", "equal_computed_rows")
-    table = Table(*columns, "unexplained", "not replayed", "rounding margin", title="Prompts that are equal on both sides")
+    """A table of the counts, and the prompts that nothing explains."""
+    columns = (
+        "method",
+        "dtype",
+        "prompts",
+        *(f"equal_{name}" for name in ("tokens", *COUNTS)),
+        "replayed",
+        "jax_repeated",
+        "by_compilation",
+    )
+    table = Table(*columns, *(f"{what} differ" for what in COMPARED), "margin", "unexplained", title="Prompts equal on both sides")
     for line in lines:
-        table.add_row(*(str(line[name]) for name in (*columns, "unexplained", "not_replayed")), f"{line['rounding_margin']:.2g}")
-    console = Console(width=160)
+        differ = (f"{line[what]['differ']} of {line[what]['compared']}" for what in COMPARED)
+        table.add_row(*(str(line[name]) for name in columns), *differ, f"{line['rounding_margin']:.2g}", str(line["unexplained"]))
+    console = Console(width=200)
     console.print(table)
     for line in lines:
         for each in line["differences"]:
-            console.print(line["method"], line["dtype"], each)
+            if not each["explained"]:
+                console.print(line["method"], line["dtype"], each)
 
 
 def main() -> int:
@@ -208,7 +239,7 @@ def main() -> int:
             write_json(Path(_OUT.value), record)
             print({name: x for name, x in record["results"][-1].items() if name != "differences"}, flush=True)
     print_results(record["results"])
-    return int(any(line["unexplained"] for line in record["results"] if line["dtype"] == "float32"))
+    return int(any(line["unexplained"] for line in record["results"]))
 
 
 if __name__ == "__main__":

@@ -4,58 +4,32 @@ The Torch side's gates are held to the JAX side's decisions, so that one tie doe
 followed no further.
 """
 
-import contextlib
-import copy
 import dataclasses
-from collections.abc import Collection, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
 import specfold_jax as sf
+from flip import TIE, Flip
+from lockstep_decisions import Decisions
+from lockstep_drafts import Numbers, draft_flips
+from lockstep_gates import Replay, recorded_gates
 from specfold_jax import decode as jax_decode
-from specfold_jax import fold as jax_fold
 from specfold_torch_ref import decode as torch_decode
 from specfold_torch_ref import fold as torch_fold
-from specfold_torch_ref import reveal as torch_reveal
 from specfold_torch_ref import state as torch_state
-from specfold_torch_ref.distribution import Distributions
 from specfold_torch_ref.draft import Known
 from specfold_torch_ref.model import Params
-from specfold_torch_ref.ops import Gate, Implementation, gate
-from specfold_torch_ref.reference import take_branch
-from specfold_torch_ref.reveal import Ranked
+from specfold_torch_ref.ops import Implementation
 from specfold_torch_ref.row import DONE
 from torch_twin import FAST, tensor
 
-TIE = 1e-4
-"""What counts as a tie in fp32: |relative residual - tau| below this share of tau, or a decision's margin below this many log-odds."""
 
-
-@contextlib.contextmanager
-def recorded_gates() -> Iterator[list[tuple[jax_fold.Gate, jax.Array]]]:
-    """Lists the decisions of all the JAX side's gates in order, each with its relative residuals [batch, branch, block]."""
-    seen, plain = [], jax_fold.gate
-
-    def recorded(x, parent, revealed, valid, fold):
-        decided = plain(x, parent, revealed, valid, fold)
-        above = jnp.broadcast_to(parent[..., None], revealed.shape)
-        above = above if fold.reference == "parent" else jax_fold.take_branch(decided.source, above)
-        wide, other = x.astype(jnp.float32), jax_fold.take_branch(x, above).astype(jnp.float32)
-        seen.append((decided, jnp.linalg.norm(wide - other, axis=-1) / jnp.linalg.norm(other, axis=-1)))
-        return decided
-
-    with mock.patch.object(jax_fold, "gate", recorded):
-        yield seen
-
-
-@partial(jax.jit, compiler_options=FAST)
-def jax_step(state, params, model, decode, graph, fold):
+def _jax_step(state, params, model, decode, graph, fold):
     """One step of the JAX loop, its gates' decisions, and the ranked tokens of all branches (of no meaning at T > 0)."""
     seen, plain = [], jax_decode.Distributions
 
@@ -68,122 +42,17 @@ def jax_step(state, params, model, decode, graph, fold):
     return after, tuple(gates), seen[0].greedy
 
 
-jax_begin = jax.jit(sf.begin, compiler_options=FAST)
-
-
-class Flip(NamedTuple):
-    """A decision on which the two sides differ. `what`: "gate", "reveal", "guard" or "first token" (of the next block), or what of a
-    row's state differs where none of these did.
-
-    `margin`: how far the Torch side was from the other decision, `difference`: how far apart the two sides' numbers are there; in
-    log-odds, a gate's as shares of tau.
-    """
-
-    what: str
-    margin: float
-    difference: float
-
-
-class Replay:
-    """The Torch side's gate, held to the JAX side's decisions of the same check. Only ties of `live` rows (None: all) may differ."""
-
-    def __init__(self, tie: float = TIE):
-        self.tie, self.live, self.wanted = tie, None, iter(())
-        self.positions, self.folded, self.ties, self.flips = 0, 0, 0, {}
-
-    def __call__(self, x, parent, revealed, valid, tau, *, reference, force_revealed, impl) -> Gate:
-        ours = gate(x, parent, revealed, valid, tau, reference=reference, force_revealed=force_revealed, impl=impl)
-        decided, residual = next(self.wanted)
-        theirs = Gate(*(tensor(part).to(x.device) for part in decided))
-        above = parent[..., None].expand(revealed.shape)
-        other = take_branch(x, above if reference == "parent" else take_branch(theirs.source, above)).float()
-        rel = torch.linalg.vector_norm(x.float() - other, dim=-1) / torch.linalg.vector_norm(other, dim=-1)
-        live = torch.ones(len(x), dtype=torch.bool) if self.live is None else self.live
-        valid = valid & live[:, None].to(x.device)
-        differ = (ours.computed != theirs.computed) & valid[..., None]
-        margin, apart = (rel - tau).abs() / tau, (rel - tensor(residual).to(x.device)).abs() / tau
-        assert self.tie == torch.inf or torch.all(margin[differ] < self.tie), f"folded positions differ at residuals {rel[differ]}, {tau=}"
-        for row in torch.nonzero(differ.flatten(1).any(dim=1)).flatten().tolist():
-            worst = torch.where(differ[row], margin[row], -1).argmax()
-            flip = Flip("gate", float(margin[row].flatten()[worst]), float(apart[row].flatten()[worst]))
-            self.flips.setdefault(row, []).append(flip)
-        self.positions += int(valid.sum()) * x.shape[2]
-        self.folded += int((valid[..., None] & ~theirs.computed).sum())
-        self.ties += int(differ.sum())
-        if not differ.any():
-            assert torch.equal(ours.source[valid].long(), theirs.source[valid])
-        return Gate(theirs.computed, theirs.source.int())
-
-
-class Decisions:
-    """The Torch side's decisions of a step, and what they would be on the JAX side's numbers (at T = 0, which are all known)."""
-
-    def __init__(self, guard: float | None):
-        self.guard, self.differences = guard, []
-        self.plain = torch_reveal.decide, Distributions.at, Distributions.following
-
-    @contextlib.contextmanager
-    def watched(self, greedy: Any, live: torch.Tensor) -> Iterator[None]:
-        """One step: `greedy` are the JAX side's ranked tokens, `live` [batch] the rows that are compared."""
-        self.theirs, self.live, self.complete = Ranked(*map(tensor, greedy)), live, None
-        self.margin, self.flips = torch.full(live.shape, torch.inf), {}
-        patches = [mock.patch.object(torch_reveal, "decide", self.decide)]
-        for name in ("at", "following"):
-            watch = getattr(self, name)
-            patches.append(mock.patch.object(Distributions, name, lambda seen, *rest, watch=watch: watch(seen, *rest)))
-        with patches[0], patches[1], patches[2]:
-            yield
-
-    def _other(self, seen: Distributions) -> Distributions:
-        other = copy.copy(seen)
-        if seen.greedy is not None:
-            other.greedy = self.theirs
-        return other
-
-    def at(self, seen: Distributions, branch: torch.Tensor, step: torch.Tensor) -> Ranked:
-        ours = self.plain[1](seen, branch, step)
-        self.ranked = ours if seen.greedy is None else self.plain[1](self._other(seen), branch, step)
-        return ours
-
-    def following(self, seen: Distributions, branch: torch.Tensor) -> torch.Tensor:
-        drawn = self.plain[2](seen, branch)
-        if self.complete is not None and seen.greedy is not None and seen.starts_drawn:
-            other = self._other(seen)
-            gap, theirs = (side._drawn(branch, torch.zeros_like(branch), slice(-1, None)).gap[:, 0] for side in (seen, other))
-            self.margin = torch.where(self.live & self.complete, torch.minimum(self.margin, gap), self.margin)
-            self._add("first token", self.complete & (drawn != self.plain[2](other, branch)), gap, gap + theirs)
-        self.complete = None
-        return drawn
-
-    def decide(self, canvas, ranked, step, model, decode) -> torch_reveal.Decision:
-        ours, theirs = (self.plain[0](canvas, side, step, model, decode) for side in (ranked, self.ranked))
-        self.complete = torch.all(canvas != model.mask_id, dim=1)
-        candidate = torch_reveal.candidates(canvas, model.mask_id, decode.window(model)) & self.live[:, None]
-        apart = torch.where(candidate, (ranked.odds - self.ranked.odds).abs(), 0)
-        self.differences.append(apart[candidate & torch.isfinite(apart)])
-        other = (ranked.tokens[..., 0] != self.ranked.tokens[..., 0]) & ours.reveal & theirs.reveal
-        swapped = torch.where(other, ranked.gap + self.ranked.gap, 0)  # by so much the best token's lead over the second changed
-        flipped = torch.any((ours.reveal != theirs.reveal) | other, dim=1)
-        self._add("reveal", flipped, ours.margin, torch.maximum(apart, swapped).amax(dim=1))
-        margin = ours.margin
-        if self.guard is not None:
-            to_guard = (ours.margin - self.guard).abs()
-            margin = torch.minimum(margin, to_guard)
-            trust = (ours.margin >= self.guard) != (theirs.margin >= self.guard)
-            self._add("guard", trust, to_guard, (ours.margin - theirs.margin).abs())
-        self.margin = torch.where(self.live, torch.minimum(self.margin, margin), self.margin)
-        return ours
-
-    def _add(self, what: str, flipped: torch.Tensor, margin: torch.Tensor, difference: torch.Tensor) -> None:
-        for row in torch.nonzero(flipped & self.live).flatten().tolist():
-            self.flips.setdefault(row, Flip(what, float(margin[row]), float(difference[row])))
+QUICK, AS_DECODED = (tuple(jax.jit(part, compiler_options=options) for part in (sf.begin, _jax_step)) for options in (FAST, {}))
+"""Beginning and step of the JAX side: soon compiled, or compiled as a decode is, so that bfloat16 is rounded as it is there."""
 
 
 class Followed(NamedTuple):
-    """Two decodes compared step by step. `positions`: gate decisions compared, `folded` of them inherited, `ties` of them ties.
+    """Two decodes compared step by step. `positions`: gate decisions compared, `folded` of them inherited, `ties` of them decided
+    otherwise; `free`: those of them that a residual decides; `forwards`: forwards whose drafts were compared.
 
-    `apart`: rows that parted, which were not compared from there on, and why; `gates`: rows with ties of gates before that;
-    `differences`: |log-odds of one side - the other's| of every position that could be revealed.
+    `apart`: rows that parted, which were not compared from there on, and why; `gates` and `drafts`: what rows decided otherwise before
+    that. `differences`: |log-odds of one side - the other's| of every position that could be revealed; `gate_differences`: the same of
+    the relative residuals of all free positions, as shares of tau.
     """
 
     jax: sf.Decoded
@@ -191,9 +60,18 @@ class Followed(NamedTuple):
     positions: int
     folded: int
     ties: int
+    free: int
+    forwards: int
     apart: dict[int, Flip]
     gates: dict[int, list[Flip]]
+    drafts: dict[int, list[Flip]]
     differences: torch.Tensor
+    gate_differences: torch.Tensor
+
+    def of(self, row: int) -> list[Flip]:
+        """Everything on which the two sides differ in a row, in order."""
+        parting = [self.apart[row]] if row in self.apart else []
+        return sorted(self.gates.get(row, []) + parting + self.drafts.get(row, []), key=lambda flip: flip.step)  # stable
 
 
 @torch.inference_mode()
@@ -210,13 +88,15 @@ def follow(
     tie: float = TIE,
     hold_drafts: bool = False,
     only: Collection[int] | None = None,
+    quick: bool = True,
 ) -> Followed:
     """Decodes on both sides, step by step, and compares every row's whole state and statistics after each step.
 
-    A row may part only where a decision had a margin below `tie`. `hold_drafts`: the Torch side drafts from the JAX side's numbers,
-    so that ties between drafts play no part. `only`: ends as soon as these rows have parted or ended. The JAX side packs as `decode`
-    says, the Torch side always.
+    A row may part only where a decision had a margin below `tie`. `hold_drafts`: the Torch side drafts from the JAX side's numbers;
+    where its own would lead to other drafts is found out at T = 0. `only`: ends as soon as these rows have parted or ended.
+    `quick`: compiles the JAX side soon, else as in a decode. The JAX side packs as `decode` says, the Torch side always.
     """
+    jax_begin, jax_step = QUICK if quick else AS_DECODED
     replay, decisions = Replay(tie), Decisions(None if fold is None else float(np.asarray(fold.guard)))
     packed, apart = dataclasses.replace(decode, pack=True), {}
     wanted = torch.tensor([only is None or row in only for row in range(len(lengths))])
@@ -224,26 +104,37 @@ def follow(
     theirs = jax_begin(checkpoint.params, prompts, lengths, checkpoint.model, decode, graph, status)
     ours = torch_state.begin(params, tensor(prompts), tensor(lengths), checkpoint.model, decode, graph, impl=impl)
     same_state(theirs, ours, apart, torch.full((len(lengths),), torch.inf), {}, tie, hold_drafts)
+    drafts, forwards, step = {}, 0, 0
     while torch.any((ours.row.phase != DONE) & wanted):
         live = ours.row.phase != DONE
         theirs, gates, greedy = jax_step(theirs, checkpoint.params, checkpoint.model, decode, graph, fold)
-        replay.wanted, replay.live = iter(gates), live
-        with mock.patch.object(torch_fold, "gate", replay), decisions.watched(greedy, live):
+        replay.expect(gates, step)
+        replay.live = live
+        with mock.patch.object(torch_fold, "gate", replay), decisions.watched(greedy, live, step):
             ours = torch_decode.decode_step(ours, params, checkpoint.model, packed, graph, fold, impl=impl)
         assert next(replay.wanted, None) is None
-        same_state(theirs, ours, apart, decisions.margin, decisions.flips, tie, hold_drafts)
+        same_state(theirs, ours, apart, decisions.margin, decisions.flips, tie, hold_drafts, step)
         phase = ours.row.phase.clone()
         phase[list(apart)] = DONE
         ours = ours._replace(row=ours.row._replace(phase=phase))
         if hold_drafts:
-            known = Known(tensor(theirs.known.tokens), tensor(theirs.known.odds))
-            ours = ours._replace(known=known, following=tensor(theirs.following))
+            held = Numbers(Known(tensor(theirs.known.tokens), tensor(theirs.known.odds)), tensor(theirs.following))
+            if decisions.source is not None and decisions.source[0].greedy is not None:
+                found, compared = draft_flips(ours, held, decisions.source, checkpoint.model, packed, graph, step)
+                forwards += compared
+                for row, flip in found.items():
+                    drafts.setdefault(row, []).append(flip)
+            ours = ours._replace(known=held.known, following=held.following)
+        step += 1
     decoded = sf.finish(theirs, checkpoint.model, decode), torch_state.finish(ours, checkpoint.model, decode)
-    differences = torch.cat([torch.zeros(0), *decisions.differences])
-    return Followed(*decoded, replay.positions, replay.folded, replay.ties, apart, replay.flips, differences)
+    counts = replay.positions, replay.folded, replay.ties, replay.free, forwards
+    apart_by = (torch.cat([torch.zeros(0), *parts]) for parts in (decisions.differences, replay.differences))
+    return Followed(*decoded, *counts, apart, replay.flips, drafts, *apart_by)
 
 
-def same_state(theirs, ours, apart: dict[int, Flip], margin: torch.Tensor, flips: dict[int, Flip], tie: float, drafts_held: bool) -> None:
+def same_state(
+    theirs, ours, apart: dict[int, Flip], margin: torch.Tensor, flips: dict[int, Flip], tie: float, drafts_held: bool, step: int = 0
+) -> None:
     """Every row's place, canvas, tokens and statistics are the same, or the row parts at a tie."""
     row, stats, tokens, following = jax.device_get((theirs.row, theirs.stats, theirs.tokens, theirs.following))
     pairs = [(f"row.{name}", getattr(row, name), getattr(ours.row, name)) for name in ours.row._fields]
@@ -256,19 +147,7 @@ def same_state(theirs, ours, apart: dict[int, Flip], margin: torch.Tensor, flips
         for index in set(np.flatnonzero(differ).tolist()) - set(apart):
             shown = f"{name} of row {index}: {want[index]} on the JAX side, {got[index]}; margin {margin[index]}, {flips.get(index)}"
             assert margin[index] < tie or tie == torch.inf, shown
-            apart[index] = flips.get(index, Flip(name, float(margin[index]), float("nan")))
-
-
-def explained(followed: Followed, row: int, rounding: float | None = None) -> bool:
-    """Whether a row differs for ties alone: there is one, and every one is within `TIE`.
-
-    `rounding`: of narrow dtypes instead; decisions lie within that many log-odds, and gates have tau between the two sides' residuals.
-    """
-    parting, gates = followed.apart.get(row), followed.gates.get(row, [])
-    if parting is not None and parting.difference != parting.difference:  # no decision differed where the rows parted
-        return False
-    decision = [] if parting is None else [parting.margin <= (TIE if rounding is None else rounding)]
-    return all(decision + [flip.margin <= (TIE if rounding is None else flip.difference) for flip in gates]) and bool(decision or gates)
+            apart[index] = flips.get(index, Flip(name, float(margin[index]), float("nan"), step))
 
 
 def same_result(followed: Followed) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import specfold_jax as sf
-from lockstep import Flip, Followed, explained, follow, same_result
+from lockstep import follow, same_result
 from specfold_torch_ref.decode import specfold_decode, spiffy_decode, vanilla_decode
 from torch_twin import tensor, twin
 
@@ -78,29 +78,3 @@ def test_a_row_does_not_depend_on_its_batch(fast):
         alone = specfold_decode(params, prompts()[row : row + 1], LENGTHS[row : row + 1], fast.model, decode, GRAPH, sf.FoldConfig(tau=0.2))
         assert torch.equal(alone.tokens[0], together.tokens[row])
         assert alone.stats.nfe[0] == together.stats.nfe[row]
-
-
-def followed(apart: dict[int, Flip], gates: dict[int, list[Flip]]) -> Followed:
-    """As `follow` returns it."""
-    nothing = torch.zeros(0)
-    return Followed(None, None, 0, 0, 0, apart, gates, nothing)
-
-
-@pytest.mark.parametrize(
-    ("apart", "gates", "exact", "rounded"),
-    [
-        ([], [], False, False),  # nothing seen explains nothing
-        ([Flip("reveal", 5e-5, 6e-5)], [], True, True),
-        ([Flip("reveal", 0.02, 0.03)], [], False, True),
-        ([Flip("reveal", 0.2, 0.3)], [], False, False),
-        ([Flip("row.canvas", 0.0, float("nan"))], [], False, False),  # no decision differed
-        ([], [Flip("gate", 5e-5, 6e-5)], True, True),
-        ([], [Flip("gate", 5e-5, 6e-5), Flip("gate", 0.02, 0.03)], False, True),
-        ([], [Flip("gate", 0.02, 0.01)], False, False),  # tau lies outside the two residuals
-        ([Flip("reveal", 0.2, 0.3)], [Flip("gate", 5e-5, 6e-5)], False, False),
-    ],
-)
-def test_only_ties_explain_a_difference(apart, gates, exact, rounded):
-    found = followed(dict(enumerate(apart)), {0: gates} if gates else {})
-    assert explained(found, 0) == exact
-    assert explained(found, 0, rounding=0.05) == rounded

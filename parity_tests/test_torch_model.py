@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import specfold_jax as sf
-from lockstep import Replay, recorded_gates
+from lockstep_gates import Replay, recorded_gates
 from specfold_jax import model as jax_model
 from specfold_torch_ref import fold as torch_fold
 from specfold_torch_ref import model as torch_model
@@ -97,7 +97,7 @@ def compare_checks(checkpoint, fold, context: bool, pack: bool = True) -> tuple[
     want, gates = jax_check(checkpoint.params, branches, cache, checkpoint.model, fold)
     ours = Branches(*(None if x is None else tensor(x) for x in branches))
     replay = Replay()
-    replay.wanted = iter(gates)
+    replay.expect(gates, 0)
     with mock.patch.object(torch_fold, "gate", replay):
         pairs = tuple((tensor(k), tensor(v)) for k, v in zip(*cache, strict=True))
         got = check(twin(checkpoint), ours, pairs, ours.start, checkpoint.model, fold, pack)
