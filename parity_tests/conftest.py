@@ -1,19 +1,25 @@
 """Shared settings and fixtures. Promotion is strict and products are exact, so that a slip of dtype or precision fails a test."""
 
 import dataclasses
+import os
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 import specfold_jax as sf
-from devices import DEVICE
+from devices import DEVICE, share_memory
 from golden_cases import GOLDEN, MASK
 from specfold_jax.cli import main
 from specfold_jax.model import Params
 
+share_memory()
+if DEVICE.type == "cpu":
+    # Most of the time goes into compiling, half of that into LLVM's optimisation of programs that run a few times. Processes inherit it.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_default_matmul_precision", "highest")
 # The same examples on every run and machine: a failure is a failure, and a rerun tells nothing new.
@@ -103,6 +109,13 @@ def specfold(capsys, monkeypatch):
 def pytest_configure(config: pytest.Config) -> None:
     """Infinities and NaN are meant where kernels meet them; Triton's interpreter computes with NumPy, which warns of them."""
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Leaves no memory that Torch only keeps for later to other processes' tests on the same GPU; JAX keeps none."""
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

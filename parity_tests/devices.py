@@ -19,6 +19,13 @@ else:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
+def share_memory() -> None:
+    """Gives back what is freed, so that several processes fit on one GPU: by itself JAX keeps the most it ever needed. Every array is
+    then allocated by the driver, which waits for the device; next to compiling that is nothing, but no time may be measured."""
+    if DEVICE.type == "cuda":
+        os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
+
+
 def about(git_commit: str | None) -> dict[str, Any]:
     """Date, devices, versions and commit of a report; `git_commit` names the commit where there is no checkout to ask."""
     record = {"date": today()} | environment(git_commit)

@@ -5,9 +5,7 @@ goes into compiling, which --jobs processes do side by side. Results are written
 command goes on where it was interrupted.
 """
 
-import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests' modules name each other without the package, as pytest runs them
@@ -22,8 +20,9 @@ from benchmarks.command import start
 from benchmarks.environment import RESULTS
 from cases import CASES
 from close import EXACT, TOLERANCE, errors
-from devices import DEVICE, about
+from devices import DEVICE, about, share_memory
 from implementations import IMPLEMENTATIONS, reference, run, takes
+from processes import each
 from specfold_jax.files import read_json, write_json
 
 FLAGS = flags.FlagValues()
@@ -35,7 +34,8 @@ _WORST = flags.DEFINE_integer("worst", 12, "Cases to print.", lower_bound=1, fla
 
 
 def configure() -> None:
-    """What every process sets before its first case: the reference multiplies exactly."""
+    """What every process sets before its first case: the reference multiplies exactly, and others have cases on the same device."""
+    share_memory()
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -85,16 +85,14 @@ def main() -> int:
         raise app.UsageError(f"no case of --op={_OP.value}; operations are {', '.join(dict.fromkeys(case.op for case in CASES))}")
     cells = [cell for cell in missing if not _OP.value or CASES[cell[0]].op in _OP.value]
     cells.sort(key=lambda cell: not CASES[cell[0]].layer)  # the longest first
-    with ProcessPoolExecutor(_JOBS.value, multiprocessing.get_context("spawn"), initializer=configure) as pool:
-        futures = {pool.submit(rows_of, *cell): cell for cell in cells}
-        failed = []
-        for number, future in enumerate(as_completed(futures), 1):
-            if error := future.exception():  # the others are worth having; a process that dies takes all that are waiting with it
-                failed.append(f"{CASES[futures[future][0]].name} {futures[future][1]}: {error}")
-            else:
-                record["results"] += future.result()
-            record["remaining"] = len(missing) - number + len(failed)
-            write_json(path, record)
+    failed = []
+    for number, (cell, future) in enumerate(each(rows_of, cells, _JOBS.value, configure), 1):
+        if error := future.exception():  # the others are worth having
+            failed.append(f"{CASES[cell[0]].name} {cell[1]}: {error}")
+        else:
+            record["results"] += future.result()
+        record["remaining"] = len(missing) - number + len(failed)
+        write_json(path, record)
     record["results"].sort(key=lambda row: [case.op for case in CASES].index(row["op"]))
     write_json(path, record)
     print_worst(record["results"], _WORST.value)
