@@ -43,6 +43,7 @@ def compare(setting: dict[str, Any], run: Run, vanilla: Run) -> dict[str, Any]:
     equal = same_tokens(run, vanilla)
     first = [d._asdict() for d in differences(run, vanilla)[:5]]
     return setting | {
+        "impl": run.summary.impl,
         "samples": len(equal),
         "equal": sum(equal),
         "first_differences": first,

@@ -115,6 +115,7 @@ def measure(run: Run, vanilla: Run, right: Score, short: int) -> dict[str, Any]:
     lengths = vanilla.decoded.lengths - vanilla.prompt_lengths
     whole, reference = counts(run, np.arange(rows)), vanilla.summary
     return whole | {
+        "impl": run.summary.impl,
         "of_vanilla": run.summary.nfe / max(reference.nfe, 1),
         "identical": same,
         "identical_interval": wilson(same, rows),

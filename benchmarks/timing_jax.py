@@ -26,7 +26,7 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.decode import decode_step, specfold_decode, spiffy_decode, vanilla_decode
 from specfold_jax.distribution import Distributions
 from specfold_jax.graph import DraftGraph
-from specfold_jax.implementations import check
+from specfold_jax.implementations import check, settled
 from specfold_jax.model import Branches, Checked, Params
 from specfold_jax.reveal import Ranked
 from specfold_jax.state import Decoded, DecodeState, begin, unfinished
@@ -44,6 +44,10 @@ class How:
     config: DecodeConfig
     graph: DraftGraph
     fold: FoldConfig | None
+
+    def settled(self, params: Params) -> DecodeConfig:
+        """The configuration with the implementation that a whole decode chooses, for its parts."""
+        return settled(self.config, params, self.model, self.fold, self.graph.token_ranks)
 
 
 jax.tree_util.register_dataclass(How, ["model", "config", "graph", "fold"], [])
@@ -80,7 +84,7 @@ def loop[T](turns: Array, function: Callable[..., T], given: Any) -> T:
 
 def _check(params: Params, state: DecodeState, branches: Branches, how: How, turns: Array) -> Checked:
     def once(given: tuple[Branches, Array]) -> Checked:
-        return check(params, given[0], state.cache, given[1], how.model, how.config, how.fold)
+        return check(params, given[0], state.cache, given[1], how.model, how.settled(params), how.fold)
 
     return loop(turns, once, (branches, state.row.start))
 
@@ -88,7 +92,7 @@ def _check(params: Params, state: DecodeState, branches: Branches, how: How, tur
 def _head(params: Params, state: DecodeState, branches: Branches, checked: Checked, how: How, turns: Array) -> Ranked:
     def once(given: tuple[DecodeState, Branches, Checked]) -> Ranked:
         state, branches, checked = given
-        return Distributions(params, branches, checked, state.row, how.model, how.config, how.graph).greedy
+        return Distributions(params, branches, checked, state.row, how.model, how.settled(params), how.graph).greedy
 
     return loop(turns, once, (state.replace(cache=()), branches, checked))
 

@@ -10,13 +10,14 @@ from typing import NamedTuple, Self
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.attention import branch_attention, check_sizes
+from kernels_pallas.attention import branch_attention
 from kernels_pallas.front import Listed
 from kernels_pallas.launch import LANES, pad
 from kernels_pallas.linear import linear, silu_pair
 from kernels_pallas.pack import pack
 from kernels_pallas.qkv import HEADS_MULTIPLE, Turns, attention_inputs
 from kernels_pallas.rows import NEVER, Norm, advance_norm, gate, needs, norm
+from kernels_pallas.support import lacking
 from specfold_jax.config import FoldConfig, ModelConfig
 from specfold_jax.model import Branches, Cache, Checked, Params, embed
 
@@ -79,9 +80,8 @@ def check(
 
     Raises NotImplementedError for sizes, types or options that the kernels do not have.
     """
-    if fold is not None and fold.reference != "parent":
-        raise NotImplementedError(f"fold.reference={fold.reference!r} is not supported by the Pallas kernels; use 'parent', or impl='xla'")
-    check_sizes(branches.tokens.shape[2], model.head_dim)
+    if reason := lacking(params, model, branches.tokens.shape[2], fold):
+        raise NotImplementedError(reason)
     listed = Listed.of(branches)
     rows, (entries, block) = _Rows.of(listed, fold), listed.tokens.shape
     turns = Turns.of((listed.start[:, None] + jnp.arange(block, dtype=jnp.int32)).reshape(-1), model)

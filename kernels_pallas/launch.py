@@ -22,15 +22,25 @@ def interpreting() -> bool:
     return config.pallas_tpu_interpret_mode_context_manager.value is not None
 
 
-def require_hopper() -> None:
-    """NotImplementedError where the kernels cannot run: they use the matrix and copy instructions of compute capability 9.0."""
+def no_hopper() -> str | None:
+    """Why the kernels, which use matrix and copy instructions of compute capability 9.0, cannot run on this machine; None where they can.
+
+    All of JAX's devices must have them: a program is compiled for a platform, and may run on any device of it.
+    """
     if interpreting():
-        return
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", None)
-    if capability != "9.0":
-        found = f"{device.device_kind} (compute capability {capability})" if capability else device.device_kind
-        raise NotImplementedError(f"impl='pallas' needs a Hopper GPU (compute capability 9.0), not {found}; use impl='xla'")
+        return None
+    for device in jax.devices():
+        capability = getattr(device, "compute_capability", None)
+        if capability != "9.0":
+            found = f"{device.device_kind} (compute capability {capability})" if capability else device.device_kind
+            return f"the Pallas kernels need a Hopper GPU (compute capability 9.0), not {found}"
+    return None
+
+
+def require_hopper() -> None:
+    """NotImplementedError where the kernels cannot run."""
+    if reason := no_hopper():
+        raise NotImplementedError(reason)
 
 
 def launch(

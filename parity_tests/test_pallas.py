@@ -241,14 +241,14 @@ def test_a_decode_of_a_real_layer_lowers_for_a_gpu(fold, temperature):
     params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.bfloat16), shapes(like), is_leaf=lambda leaf: isinstance(leaf, tuple))
     prompts, lengths = jax.ShapeDtypeStruct((2, 64), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
     given = (params, prompts, lengths, like, sf.DecodeConfig(max_new_tokens=64, temperature=temperature, impl="pallas"), GRAPH)
-    with mock.patch.object(launch, "require_hopper"):
+    with mock.patch.object(launch, "no_hopper", return_value=None):
         traced = jax.jit(sf.spiffy_decode).trace(*given) if fold is None else jax.jit(sf.specfold_decode).trace(*given, fold)
         assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.skipif(GPU, reason="there is a GPU")
 def test_without_a_hopper_gpu_it_says_so():
-    with pytest.raises(NotImplementedError, match=r"needs a Hopper GPU .*, not cpu; use impl='xla'"):
+    with pytest.raises(NotImplementedError, match=r"need a Hopper GPU .*, not cpu; use impl='xla'"):
         decoded("vanilla", sf.DecodeConfig(impl="pallas"), parameters(MODEL))
 
 
@@ -258,7 +258,7 @@ def test_without_a_hopper_gpu_it_says_so():
         ({}, sf.FoldConfig(reference="source"), "fold.reference='source' is not supported"),
         ({"head_dim": 96, "inv_freq": (1.0,) * 48}, None, "head_dim=96 is not supported"),
         ({"block_size": 4, "sub_block": None}, None, "block=4 is not supported"),
-        ({"dim": 96}, None, "in a multiple of 64"),
+        ({"dim": 96}, None, "dim=96 is not supported by the Pallas kernels, which take multiples of 64"),
     ],
 )
 def test_what_the_kernels_lack_is_named(changes, fold, message):

@@ -16,7 +16,7 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.distribution import Distributions
 from specfold_jax.draft import nothing_known
 from specfold_jax.graph import DraftGraph
-from specfold_jax.implementations import check
+from specfold_jax.implementations import check, settled
 from specfold_jax.model import Branches, Cache, Params
 from specfold_jax.row import COMMIT, DENOISE, DONE, Row, where_row
 from specfold_jax.state import COUNTED, Decoded, DecodeState, begin, finish, unfinished, write
@@ -27,7 +27,7 @@ def decode_step(
     state: DecodeState, params: Params, model: ModelConfig, decode: DecodeConfig, graph: DraftGraph, fold: FoldConfig | None = None
 ) -> DecodeState:
     """One iteration: one forward pass for all rows, with whatever it allows each of them to reveal, accept and commit."""
-    row = state.row
+    row, decode = state.row, settled(decode, params, model, fold, graph.token_ranks)
     branches = lay_out(state, graph, model, decode)
     checked = check(params, branches, state.cache, row.start, model, decode, fold)
     seen = Distributions(params, branches, checked, row, model, decode, graph)

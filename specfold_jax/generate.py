@@ -15,6 +15,7 @@ from specfold_jax.checks import Size, as_array, checked
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.decode import specfold_decode, spiffy_decode, vanilla_decode
 from specfold_jax.graph import DraftGraph
+from specfold_jax.implementations import chosen
 from specfold_jax.model import Params
 from specfold_jax.state import Decoded
 from specfold_jax.validate import STATUS, validate
@@ -66,13 +67,26 @@ def run(
     return _specfold(params, prompts, lengths, model, decode, graph, fold)
 
 
+def implementation(
+    method: Method,
+    params: Params,
+    model: ModelConfig,
+    decode: DecodeConfig,
+    graph: DraftGraph | None = None,
+    fold: FoldConfig | None = None,
+) -> str:
+    """What `run` with these arguments runs on, "xla" or "pallas". Raises NotImplementedError for kernels that are asked for in vain."""
+    used = DraftGraph.empty() if method == "vanilla" or graph is None else graph
+    return chosen(decode, params, model, fold if method == "specfold" else None, used.token_ranks)
+
+
 @dataclass(frozen=True)
 class Summary:
     """What a run did. Counts are sums over `rows` decoded rows; `tokens`: tokens generated, stop tokens included.
 
     `seconds`: wall time of the decodes without `compile_seconds`. `nfe` = `checks` + `commits`, `prefills` apart. `recompute`: per
     layer, the shares of draft rows computed before attention and before the feed-forward network; None without drafts.
-    `refused`: index and reason of each row that was not decoded.
+    `refused`: index and reason of each row that was not decoded. `impl`: the implementation it ran on, where that is known.
     """
 
     method: str
@@ -93,6 +107,7 @@ class Summary:
     guard_stops: int
     recompute: tuple[tuple[float, float], ...] | None = None
     refused: tuple[tuple[int, str], ...] = field(default=())
+    impl: str | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -121,7 +136,12 @@ class Summary:
 
 
 def summarise(
-    decoded: Decoded, prompt_lengths: Int[np.ndarray, " batch"], seconds: float, method: str = "", compile_seconds: float = 0.0
+    decoded: Decoded,
+    prompt_lengths: Int[np.ndarray, " batch"],
+    seconds: float,
+    method: str = "",
+    compile_seconds: float = 0.0,
+    impl: str | None = None,
 ) -> Summary:
     """The summary of a decode; `seconds` is its wall time."""
     lengths, stats = jax.device_get((decoded.lengths, decoded.stats))
@@ -138,6 +158,7 @@ def summarise(
         **{name: int(getattr(stats, name)[ok].sum()) for name in counts},
         recompute=None if computed is None else tuple((float(a), float(f)) for a, f in computed),
         refused=tuple((int(row), STATUS[int(stats.status[row])]) for row in np.flatnonzero(~ok)),
+        impl=impl,
     )
 
 
@@ -155,7 +176,7 @@ class Run(NamedTuple):
     def only(self, row: int) -> Summary:
         """The row's own counts; times are not known row by row and stand at 0."""
         one = jax.tree.map(lambda x: x[row : row + 1], self.decoded)
-        return summarise(one, self.prompt_lengths[row : row + 1], 0.0, self.summary.method)
+        return summarise(one, self.prompt_lengths[row : row + 1], 0.0, self.summary.method, impl=self.summary.impl)
 
 
 def batches(ids: Sequence[Sequence[int]], batch: int) -> list[tuple[Int[np.ndarray, "batch capacity"], Int[np.ndarray, " batch"]]]:
@@ -189,6 +210,7 @@ def run_all(
     prompts, lengths = pad(ids)
     validate(params, jnp.asarray(prompts), jnp.asarray(lengths), model, decode, None if method == "vanilla" else graph, fold)
     parts = [(jnp.asarray(prompts), jnp.asarray(lengths)) for prompts, lengths in batches(ids, batch)]
+    impl = implementation(method, params, model, decode, graph, fold)
     decode_batch = partial(run, method, params, model=model, decode=decode, graph=graph, fold=fold)
     begun = time.perf_counter()
     jax.block_until_ready(decode_batch(parts[0][0], jnp.zeros_like(parts[0][1])))
@@ -205,7 +227,7 @@ def run_all(
             progress(min(len(done) * len(lengths), len(ids)))
     whole = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(ids)], *done)
     prompt_lengths = pad(ids)[1]
-    return Run(whole, prompt_lengths, summarise(whole, prompt_lengths, seconds, method, compile_seconds))
+    return Run(whole, prompt_lengths, summarise(whole, prompt_lengths, seconds, method, compile_seconds, impl))
 
 
 def same_tokens(a: Run, b: Run) -> list[bool]:

@@ -1,5 +1,19 @@
-"""The two operations a decode spends its time in, by whichever implementation `DecodeConfig.impl` names."""
+"""The two operations a decode spends its time in, by whichever implementation `DecodeConfig.impl` names, and the choice that "auto" makes.
 
+<<<<<<< HEAD
+=======
+"auto" is the Pallas kernels where all of JAX's devices are Hopper GPUs and the kernels have what the decode needs, else XLA. A program
+that may use the kernels still decides when it is lowered for a platform: compiled for a CPU beside such GPUs, it is XLA's.
+"""
+
+import functools
+import warnings
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+>>>>>>> 8941f08 (impl="auto" decodes with the Pallas kernels where they can run)
 from jaxtyping import Array, Bool, Float, Int
 
 from specfold_jax import model as xla
@@ -7,6 +21,53 @@ from specfold_jax import reveal
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.model import Branches, Cache, Checked, Params
 from specfold_jax.reveal import Ranked
+
+
+def unsupported(params: Params, model: ModelConfig, decode: DecodeConfig, fold: FoldConfig | None = None, ranks: int = 1) -> str | None:
+    """Why the Pallas kernels cannot run a decode on this machine, or None where they can. `ranks`: tokens kept a position."""
+    from kernels_pallas.launch import no_hopper
+    from kernels_pallas.support import lacking
+
+    return no_hopper() or lacking(params, model, decode.block(model), fold, ranks)
+
+
+def settled(decode: DecodeConfig, params: Params, model: ModelConfig, fold: FoldConfig | None = None, ranks: int = 1) -> DecodeConfig:
+    """`decode` with impl "auto" made "xla" where the kernels cannot be used; "auto" that is left means them, on a CUDA GPU.
+
+    To be asked once for all that a decode does, with its fold and its graph's `token_ranks`: checks and heads must choose alike, for
+    losslessness holds bit for bit within one implementation. A machine with a GPU that the kernels cannot use is told why, once a
+    reason, by a warning. Raises NotImplementedError with that reason for impl="pallas".
+    """
+    match decode.impl:
+        case "xla":
+            return decode
+        case "pallas":
+            if reason := unsupported(params, model, decode, fold, ranks):
+                raise NotImplementedError(f"impl='pallas': {reason}; use impl='xla'")
+            return decode
+    if not _has_gpu():  # nobody there misses the kernels, and importing and tracing them takes seconds
+        return replace(decode, impl="xla")
+    if reason := unsupported(params, model, decode, fold, ranks):
+        _say(reason)
+        return replace(decode, impl="xla")
+    return decode
+
+
+def chosen(decode: DecodeConfig, params: Params, model: ModelConfig, fold: FoldConfig | None = None, ranks: int = 1) -> str:
+    """The implementation that a decode with these parameters runs on, "xla" or "pallas"."""
+    impl = settled(decode, params, model, fold, ranks).impl
+    if impl != "auto":
+        return impl
+    return "pallas" if all(device.platform == "gpu" for device in params["embed"].devices()) else "xla"
+
+
+def _has_gpu() -> bool:
+    return any(device.platform == "gpu" for device in jax.devices())
+
+
+@functools.cache  # said once a reason, however many programs are traced and whatever filters are set
+def _say(reason: str) -> None:
+    warnings.warn(f"impl='auto' decodes with XLA: {reason}; impl='xla' chooses it without this warning", stacklevel=3)
 
 
 def check(
@@ -22,13 +83,26 @@ def check(
 
     Raises NotImplementedError for impl="pallas" where the kernels cannot run: no Hopper GPU, or sizes or options they do not have.
     """
-    if decode.impl != "pallas":
-        return xla.check(params, branches, cache, prefix, model, fold, decode.pack)
-    from kernels_pallas.check import check as pallas
-    from kernels_pallas.launch import require_hopper
+    impl = settled(decode, params, model, fold).impl
 
-    require_hopper()
-    return pallas(params, branches, cache, prefix, model, fold)
+    def plain() -> Checked:
+        return xla.check(params, branches, cache, prefix, model, fold, decode.pack)
+
+    def kernels() -> Checked:
+        from kernels_pallas.check import check as pallas
+
+        return pallas(params, branches, cache, prefix, model, fold)
+
+    def placed() -> Checked:  # the kernels say where branches stand, and both must give the same tree
+        found = plain()
+        return found._replace(place=found.places())
+
+    match impl:
+        case "xla":
+            return plain()
+        case "pallas":
+            return kernels()
+    return lax.platform_dependent(cuda=kernels, default=placed)
 
 
 def rank(
@@ -43,6 +117,7 @@ def rank(
     ranks: int,
 ) -> Ranked:
     """The best tokens, log-odds and gaps of hidden states; see `specfold_jax.reveal.rank`. Rows that are not wanted are unspecified."""
+<<<<<<< HEAD
     if decode.impl != "pallas":
         return reveal.rank(xla.logits(params, hidden), seed, position, step, decode.heat, model.mask_id, ranks)
     from kernels_pallas.head import rank_wanted
@@ -51,3 +126,25 @@ def rank(
     seed, position, step = (x.reshape(-1) for x in names)
     found = rank_wanted(flat, weight, seed, position, step, wanted.reshape(-1), decode.heat, model.mask_id, ranks)
     return Ranked(*(x.reshape(*hidden.shape[:-1], *x.shape[1:]) for x in found))
+=======
+    impl = settled(decode, params, model, ranks=ranks).impl
+    temperature = jnp.asarray(decode.temperature, jnp.float32)
+
+    def plain() -> Ranked:
+        return reveal.rank(xla.logits(params, hidden), seed, position, step, temperature, model.mask_id, ranks)
+
+    def kernels() -> Ranked:
+        from kernels_pallas.head import rank_wanted
+
+        flat, weight, names = hidden.reshape(-1, model.dim), xla.head_weight(params), (seed, position, step)
+        seeds, positions, steps = (x.reshape(-1) for x in names)
+        found = rank_wanted(flat, weight, seeds, positions, steps, wanted.reshape(-1), temperature, model.mask_id, ranks)
+        return Ranked(*(x.reshape(*hidden.shape[:-1], *x.shape[1:]) for x in found))
+
+    match impl:
+        case "xla":
+            return plain()
+        case "pallas":
+            return kernels()
+    return lax.platform_dependent(cuda=kernels, default=plain)
+>>>>>>> 8941f08 (impl="auto" decodes with the Pallas kernels where they can run)

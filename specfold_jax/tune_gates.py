@@ -13,7 +13,7 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.decode import decode_step
 from specfold_jax.generate import pad
 from specfold_jax.graph import DraftGraph
-from specfold_jax.implementations import check
+from specfold_jax.implementations import check, settled
 from specfold_jax.model import Params
 from specfold_jax.state import DecodeState, begin, unfinished
 from specfold_jax.validate import row_status
@@ -41,6 +41,7 @@ def _look_and_step(
     state: DecodeState, params: Params, model: ModelConfig, decode: DecodeConfig, graph: DraftGraph, fold: FoldConfig
 ) -> tuple[DecodeState, Bool[Array, "layers batch branch block"], Bool[Array, "batch branch block"], Bool[Array, "batch branch"]]:
     """The next state; and of this check the computed positions, those newly revealed, and which branches are drafts."""
+    decode = settled(decode, params, model, fold, graph.token_ranks)
     branches = lay_out(state, graph, model, decode)
     checked = check(params, branches, state.cache, state.row.start, model, decode, fold)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specfold_jax import profile as p
-from specfold_jax.generate import METHODS
+from specfold_jax.generate import METHODS, implementation
 from specfold_jax.graph import DraftGraph
 from specfold_jax.timing_table import TimingTable, device_name
 from specfold_jax.tune_graphs import Candidate
@@ -66,6 +66,7 @@ def profile_of(tuner: Any, chosen: Outcome, found: list[Candidate], gates: dict[
         "batch": batch,
         "dtype": plan["dtype"],
         "device": plan["device"],
+        "impl": implementation(setting.method, tuner.subject.params, tuner.subject.model, tuner.subject.decode, graph, setting.fold()),
         "versions": plan["versions"],
     }
     return p.Profile(setting.method, tuner.subject.decode, graph, setting.fold(), plan["made_for"], measured, tuple(notes(tuner, chosen)))

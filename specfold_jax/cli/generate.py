@@ -106,7 +106,7 @@ def report(args: argparse.Namespace, setup: Any, prompts: list[str], runs: dict[
 
 
 def _record(setup: Any, row: int, prompt: str, runs: dict[str, Any], same: dict[str, list[bool]]) -> dict[str, Any]:
-    whole = ("rows", "tokens", "seconds", "compile_seconds", "tokens_per_second")
+    whole = ("rows", "tokens", "seconds", "compile_seconds", "tokens_per_second", "impl")
     results = {}
     for method, run in runs.items():
         summary = run.only(row).record()
@@ -139,14 +139,15 @@ def _live(args: argparse.Namespace, setup: Any, ids: list[list[int]], graph: Any
     from rich.console import Console
 
     from specfold_jax.cli import tables
-    from specfold_jax.generate import summarise
+    from specfold_jax.generate import implementation, summarise
     from specfold_jax.live import frames, watch
 
     out = Console()
+    impl = implementation(args.method, setup.params, setup.model, setup.decode, graph, fold)
     for index, row in enumerate(ids):
         title = args.method + (f", prompt {index + 1} of {len(ids)}" if len(ids) > 1 else "")
         views = frames(setup.params, row, setup.model, setup.decode, graph, fold)
         decoded = watch(views, setup.show, out, title, graph.max_drafts, args.pause)
         out.print()
-        out.print(tables.statistics([summarise(decoded, np.array([len(row)], np.int32), 0.0, args.method)]))
+        out.print(tables.statistics([summarise(decoded, np.array([len(row)], np.int32), 0.0, args.method, impl=impl)]))
     return 0

@@ -28,6 +28,7 @@ def _drafted(text: Callable[[Summary], str]) -> Callable[[Summary], str]:
 
 
 _ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+    ("implementation", lambda s: s.impl or "-"),
     ("tokens generated", lambda s: f"{s.tokens:,}"),
     ("tokens/s", lambda s: f"{s.tokens_per_second:,.1f}" if s.seconds else "-"),
     ("wall s, after compilation", lambda s: f"{s.seconds:.2f}" if s.seconds else "-"),
