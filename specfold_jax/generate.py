@@ -16,6 +16,7 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.decode import specfold_decode, spiffy_decode, vanilla_decode
 from specfold_jax.graph import DraftGraph
 from specfold_jax.implementations import chosen
+from specfold_jax.memory import explained
 from specfold_jax.model import Params
 from specfold_jax.state import Decoded
 from specfold_jax.validate import STATUS, validate
@@ -203,7 +204,8 @@ def run_all(
     """Decodes all prompts and times it.
 
     Compilation is timed apart, on a call without a single row to decode; `warm_up` makes one more untimed call, on the first batch.
-    `progress` is called with the number of prompts done. Raises ValueError naming the row for a prompt that cannot be decoded.
+    `progress` is called with the number of prompts done. Raises ValueError naming the row for a prompt that cannot be decoded, and
+    `memory.OutOfDeviceMemory`, which says what to lower, for a batch that does not fit.
     """
     if not ids:
         raise ValueError("there must be at least one prompt")
@@ -211,20 +213,22 @@ def run_all(
     validate(params, jnp.asarray(prompts), jnp.asarray(lengths), model, decode, None if method == "vanilla" else graph, fold)
     parts = [(jnp.asarray(prompts), jnp.asarray(lengths)) for prompts, lengths in batches(ids, batch)]
     impl = implementation(method, params, model, decode, graph, fold)
+    used = (None, None) if method == "vanilla" else (graph, fold if method == "specfold" else None)
     decode_batch = partial(run, method, params, model=model, decode=decode, graph=graph, fold=fold)
-    begun = time.perf_counter()
-    jax.block_until_ready(decode_batch(parts[0][0], jnp.zeros_like(parts[0][1])))
-    compile_seconds = time.perf_counter() - begun
-    if warm_up:
-        jax.block_until_ready(decode_batch(*parts[0]))
-    done, seconds = [], 0.0
-    for prompts, lengths in parts:
+    with explained(params, model, decode, parts[0][0].shape, *used):
         begun = time.perf_counter()
-        decoded = jax.block_until_ready(decode_batch(prompts, lengths))
-        seconds += time.perf_counter() - begun
-        done.append(jax.device_get(decoded))
-        if progress:
-            progress(min(len(done) * len(lengths), len(ids)))
+        jax.block_until_ready(decode_batch(parts[0][0], jnp.zeros_like(parts[0][1])))
+        compile_seconds = time.perf_counter() - begun
+        if warm_up:
+            jax.block_until_ready(decode_batch(*parts[0]))
+        done, seconds = [], 0.0
+        for prompts, lengths in parts:
+            begun = time.perf_counter()
+            decoded = jax.block_until_ready(decode_batch(prompts, lengths))
+            seconds += time.perf_counter() - begun
+            done.append(jax.device_get(decoded))
+            if progress:
+                progress(min(len(done) * len(lengths), len(ids)))
     whole = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(ids)], *done)
     prompt_lengths = pad(ids)[1]
     return Run(whole, prompt_lengths, summarise(whole, prompt_lengths, seconds, method, compile_seconds, impl))

@@ -1,7 +1,5 @@
 """The two operations a decode spends its time in, by whichever implementation `DecodeConfig.impl` names, and the choice that "auto" makes.
 
-<<<<<<< HEAD
-=======
 "auto" is the Pallas kernels where all of JAX's devices are Hopper GPUs and the kernels have what the decode needs, else XLA. A program
 that may use the kernels still decides when it is lowered for a platform: compiled for a CPU beside such GPUs, it is XLA's.
 """
@@ -11,9 +9,7 @@ import warnings
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 from jax import lax
->>>>>>> 8941f08 (impl="auto" decodes with the Pallas kernels where they can run)
 from jaxtyping import Array, Bool, Float, Int
 
 from specfold_jax import model as xla
@@ -58,7 +54,8 @@ def chosen(decode: DecodeConfig, params: Params, model: ModelConfig, fold: FoldC
     impl = settled(decode, params, model, fold, ranks).impl
     if impl != "auto":
         return impl
-    return "pallas" if all(device.platform == "gpu" for device in params["embed"].devices()) else "xla"
+    devices = getattr(params["embed"], "devices", jax.devices)  # NumPy's arrays go to the default device
+    return "pallas" if all(device.platform == "gpu" for device in devices()) else "xla"
 
 
 def _has_gpu() -> bool:
@@ -117,28 +114,17 @@ def rank(
     ranks: int,
 ) -> Ranked:
     """The best tokens, log-odds and gaps of hidden states; see `specfold_jax.reveal.rank`. Rows that are not wanted are unspecified."""
-<<<<<<< HEAD
-    if decode.impl != "pallas":
-        return reveal.rank(xla.logits(params, hidden), seed, position, step, decode.heat, model.mask_id, ranks)
-    from kernels_pallas.head import rank_wanted
-
-    flat, weight, names = hidden.reshape(-1, model.dim), xla.head_weight(params), (seed, position, step)
-    seed, position, step = (x.reshape(-1) for x in names)
-    found = rank_wanted(flat, weight, seed, position, step, wanted.reshape(-1), decode.heat, model.mask_id, ranks)
-    return Ranked(*(x.reshape(*hidden.shape[:-1], *x.shape[1:]) for x in found))
-=======
     impl = settled(decode, params, model, ranks=ranks).impl
-    temperature = jnp.asarray(decode.temperature, jnp.float32)
 
     def plain() -> Ranked:
-        return reveal.rank(xla.logits(params, hidden), seed, position, step, temperature, model.mask_id, ranks)
+        return reveal.rank(xla.logits(params, hidden), seed, position, step, decode.heat, model.mask_id, ranks)
 
     def kernels() -> Ranked:
         from kernels_pallas.head import rank_wanted
 
         flat, weight, names = hidden.reshape(-1, model.dim), xla.head_weight(params), (seed, position, step)
         seeds, positions, steps = (x.reshape(-1) for x in names)
-        found = rank_wanted(flat, weight, seeds, positions, steps, wanted.reshape(-1), temperature, model.mask_id, ranks)
+        found = rank_wanted(flat, weight, seeds, positions, steps, wanted.reshape(-1), decode.heat, model.mask_id, ranks)
         return Ranked(*(x.reshape(*hidden.shape[:-1], *x.shape[1:]) for x in found))
 
     match impl:
@@ -147,4 +133,3 @@ def rank(
         case "pallas":
             return kernels()
     return lax.platform_dependent(cuda=kernels, default=plain)
->>>>>>> 8941f08 (impl="auto" decodes with the Pallas kernels where they can run)

@@ -8,6 +8,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -20,6 +21,7 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.decode import decode_step
 from specfold_jax.generate import pad
 from specfold_jax.graph import DraftGraph
+from specfold_jax.memory import explained
 from specfold_jax.model import Params
 from specfold_jax.row import COMMIT
 from specfold_jax.state import Decoded, DecodeState, begin, finish, unfinished, write
@@ -75,10 +77,18 @@ def frames(
     prompts, lengths = map(jnp.asarray, pad([ids]))
     validate(params, prompts, lengths, model, decode, graph, fold)
     graph = DraftGraph.empty() if graph is None else graph
+    with explained(params, model, decode, prompts.shape, graph, fold):
+        yield from _frames(params, prompts, lengths, model, decode, graph, fold)
+
+
+def _frames(
+    params: Params, prompts: Array, lengths: Array, model: ModelConfig, decode: DecodeConfig, graph: DraftGraph, fold: FoldConfig | None
+) -> Iterator[Frame]:
+    length = int(lengths[0])
     step, branches_of, look, finished = (jax.jit(f) for f in (decode_step, lay_out, _look, finish))
     state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
     seen = jax.device_get(look(state))
-    frame = _frame("prefill", seen, np.zeros(0, np.int32), len(ids), model)
+    frame = _frame("prefill", seen, np.zeros(0, np.int32), length, model)
     while bool(unfinished(state)):
         yield frame
         kind = "commit" if int(state.row.phase[0]) == COMMIT else "check"
@@ -97,7 +107,7 @@ def frames(
             reveals = tuple((start + int(i), int(tokens[i])) for i in np.flatnonzero(new))
             lines.append(DraftLine(n, parent, reveals, all(p < len(after) and after[p] == token for p, token in reveals)))
         old = before[0][0][: int(before[1][0])]
-        frame = _frame(kind, seen, old, len(ids), model, int(before[3][0]), tuple(lines))
+        frame = _frame(kind, seen, old, length, model, int(before[3][0]), tuple(lines))
     decoded = jax.device_get(finished(state, model, decode))
     yield _with(frame, decoded)
 

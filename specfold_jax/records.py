@@ -12,6 +12,7 @@ from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.decode import decode_step
 from specfold_jax.draft import Known, distances, every_draft, propose, rank_positions
 from specfold_jax.graph import DraftGraph
+from specfold_jax.memory import explained
 from specfold_jax.model import Params
 from specfold_jax.row import DENOISE
 from specfold_jax.select import Chain
@@ -48,19 +49,19 @@ def watch(
     validate(params, prompts, lengths, model, decode)
     graph = DraftGraph.empty(width=levels, token_ranks=min(token_ranks, model.vocab), reach=reach)
     prompts, lengths = jnp.asarray(prompts, jnp.int32), jnp.asarray(lengths, jnp.int32)
-    state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, None))
-    step = jax.jit(decode_step)
     runs: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]] = {}
-    forwards = 0
-    while unfinished(state):
-        row, known = jax.device_get((state.row, state.known))
-        state = step(state, params, model, decode, graph)
-        after = jax.device_get(state.row.canvas)
-        for b in np.flatnonzero(row.phase == DENOISE).tolist():
-            runs.setdefault((b, int(row.start[b])), []).append((row.canvas[b], known.tokens[b], known.odds[b], after[b]))
-        forwards += 1
-        if progress:
-            progress(forwards)
+    step, forwards = jax.jit(decode_step), 0
+    with explained(params, model, decode, prompts.shape, graph):
+        state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, None))
+        while unfinished(state):
+            row, known = jax.device_get((state.row, state.known))
+            state = step(state, params, model, decode, graph)
+            after = jax.device_get(state.row.canvas)
+            for b in np.flatnonzero(row.phase == DENOISE).tolist():
+                runs.setdefault((b, int(row.start[b])), []).append((row.canvas[b], known.tokens[b], known.odds[b], after[b]))
+            forwards += 1
+            if progress:
+                progress(forwards)
     canvas, tokens, odds, later, steps = [], [], [], [], []
     for _, run in sorted(runs.items()):
         for i, (before, ranks, scores, _) in enumerate(run):

@@ -14,6 +14,7 @@ from specfold_jax.decode import decode_step
 from specfold_jax.generate import pad
 from specfold_jax.graph import DraftGraph
 from specfold_jax.implementations import check, settled
+from specfold_jax.memory import explained
 from specfold_jax.model import Params
 from specfold_jax.state import DecodeState, begin, unfinished
 from specfold_jax.validate import row_status
@@ -25,15 +26,16 @@ def watch_gates(
     """Decodes the prompts check by check. `share` [layers][block]: share of drafts whose position was computed before attention;
     `drafts`: how many drafts that is; `collapsed`: share of them computed nowhere but at the tokens they reveal."""
     prompts, lengths = (jnp.asarray(x) for x in pad(ids))
-    state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
     step = jax.jit(_look_and_step)
     total, count, collapsed = np.zeros((model.layers, decode.block(model))), 0, 0
-    while bool(unfinished(state)):
-        state, computed, revealed, drafts = step(state, params, model, decode, graph, fold)
-        computed, revealed, drafts = (np.asarray(x) for x in (computed, revealed, drafts))
-        total += computed[:, drafts].sum(axis=1)
-        count += int(drafts.sum())
-        collapsed += int((~(computed & ~revealed).any(axis=(0, 3)) & drafts).sum())
+    with explained(params, model, decode, prompts.shape, graph, fold):
+        state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
+        while bool(unfinished(state)):
+            state, computed, revealed, drafts = step(state, params, model, decode, graph, fold)
+            computed, revealed, drafts = (np.asarray(x) for x in (computed, revealed, drafts))
+            total += computed[:, drafts].sum(axis=1)
+            count += int(drafts.sum())
+            collapsed += int((~(computed & ~revealed).any(axis=(0, 3)) & drafts).sum())
     return {"share": (total / max(count, 1)).tolist(), "drafts": count, "collapsed": collapsed / max(count, 1)}
 
 

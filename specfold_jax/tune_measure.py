@@ -14,6 +14,7 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.generate import Method, Run, batches, pad, run, summarise
 from specfold_jax.graph import DraftGraph
 from specfold_jax.graph_json import same_names
+from specfold_jax.memory import explained
 from specfold_jax.model import Params
 from specfold_jax.timing_table import check_times, median
 from specfold_jax.verify import wilson
@@ -175,14 +176,16 @@ def timed(
         return jax.block_until_ready(run(setting.method, params, tokens, lengths, model, decode, graph, setting.fold()))
 
     parts = [(jnp.asarray(tokens), jnp.asarray(lengths)) for tokens, lengths in batches(ids, subject.batch)[:first]]
-    go(*parts[0])  # compiles and warms up
-    done, milliseconds = [], []
-    for tokens, lengths in parts:
-        begun = time.perf_counter()
-        decoded = go(tokens, lengths)
-        seconds = time.perf_counter() - begun
-        done.append(jax.device_get(decoded))
-        milliseconds.append(1000 * seconds / max(int(done[-1].stats.nfe.max()), 1))
+    used = None if setting.method == "vanilla" else graph
+    with explained(params, model, decode, parts[0][0].shape, used, setting.fold()):
+        go(*parts[0])  # compiles and warms up
+        done, milliseconds = [], []
+        for tokens, lengths in parts:
+            begun = time.perf_counter()
+            decoded = go(tokens, lengths)
+            seconds = time.perf_counter() - begun
+            done.append(jax.device_get(decoded))
+            milliseconds.append(1000 * seconds / max(int(done[-1].stats.nfe.max()), 1))
     return done, milliseconds
 
 

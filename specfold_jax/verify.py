@@ -17,6 +17,7 @@ from specfold_jax.distribution import Distributions
 from specfold_jax.generate import Run
 from specfold_jax.graph import DraftGraph
 from specfold_jax.implementations import check
+from specfold_jax.memory import explained
 from specfold_jax.model import Params, logits
 from specfold_jax.row import COMMIT, DONE
 from specfold_jax.state import DecodeState, begin, unfinished, write
@@ -98,22 +99,23 @@ def replay(
     """Runs the loop from Python (vanilla without a graph): the states that each of `rows` passes through, check by check."""
     graph = DraftGraph.empty() if graph is None else graph
     step, look, margin_of = jax.jit(decode_step), jax.jit(_look), jax.jit(margins)
-    state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
     states: dict[int, list[Visited]] = {row: [] for row in rows}
-    while True:
-        margin = margin_of(state, params, model, decode) if margins_too else state.row.start
-        seen = (look(state, model), state.row.start, state.stats.steps, state.row.phase, margin)
-        tokens, start, steps, phase, margin = jax.device_get(seen)
-        for row, visits in states.items():
-            known = margins_too and phase[row] != DONE
-            visit = Visited(tokens[row], int(start[row]), int(steps[row]), float(margin[row]) if known else None)
-            if not visits or (visits[-1].tokens != visit.tokens).any():
-                visits.append(visit)
-            elif phase[row] != DONE:  # a committed block is the next block's first state where no token is drawn with it
-                visits[-1] = visit
-        if not bool(unfinished(state)):
-            return states
-        state = step(state, params, model, decode, graph, fold)
+    with explained(params, model, decode, prompts.shape, graph, fold):
+        state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
+        while True:
+            margin = margin_of(state, params, model, decode) if margins_too else state.row.start
+            seen = (look(state, model), state.row.start, state.stats.steps, state.row.phase, margin)
+            tokens, start, steps, phase, margin = jax.device_get(seen)
+            for row, visits in states.items():
+                known = margins_too and phase[row] != DONE
+                visit = Visited(tokens[row], int(start[row]), int(steps[row]), float(margin[row]) if known else None)
+                if not visits or (visits[-1].tokens != visit.tokens).any():
+                    visits.append(visit)
+                elif phase[row] != DONE:  # a committed block is the next block's first state where no token is drawn with it
+                    visits[-1] = visit
+            if not bool(unfinished(state)):
+                return states
+            state = step(state, params, model, decode, graph, fold)
 
 
 def _look(state: DecodeState, model: ModelConfig) -> Int[Array, "batch span"]:

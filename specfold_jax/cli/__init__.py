@@ -91,7 +91,7 @@ def _run(args: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"{name}: {error} (see {name} --help)", file=sys.stderr)
         return 2
-    except (ValueError, OSError, ImportError, NotImplementedError) as error:
+    except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
         logging.debug("where it came from", exc_info=True)  # specfold --verbosity=1 COMMAND ... shows it
         if isinstance(error, BrokenPipeError):  # whoever read standard output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

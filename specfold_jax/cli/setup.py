@@ -22,6 +22,7 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.data import read_prompts
 from specfold_jax.generate import Method
 from specfold_jax.graph import DraftGraph, check_made_for
+from specfold_jax.memory import OutOfDeviceMemory, is_full, readable
 from specfold_jax.tokens import decode_text, encode, load_tokenizer, parse_ids
 
 
@@ -75,7 +76,14 @@ def load_setup(args: argparse.Namespace, decode: DecodeConfig) -> Setup:
     """Loads the model and its tokenizer (none with --token_ids)."""
     folder = resolve_folder(args.model)
     tokenizer = None if args.token_ids else load_tokenizer(folder)
-    model, params = load(folder, args.dtype, args.mask_id, args.stop_ids)
+    try:
+        model, params = load(folder, args.dtype, args.mask_id, args.stop_ids)
+    except jax.errors.JaxRuntimeError as error:
+        if not is_full(error):
+            raise
+        stored = readable(sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+        narrow = "" if args.dtype == "bfloat16" else "; --dtype bfloat16 takes the least"
+        raise OutOfDeviceMemory(f"{folder}: the parameters, {stored} in files, do not fit the device{narrow}") from error
     if params["embed"].dtype == jnp.float32:  # float32 is meant: a GPU's default would multiply in TF32
         jax.config.update("jax_default_matmul_precision", "highest")
     decode.window(model)
