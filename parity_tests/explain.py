@@ -13,7 +13,7 @@ EPS = float(torch.finfo(torch.bfloat16).eps)
 MOST_ODDS = 64 * EPS
 """What is measured between two sides is taken for rounding up to this many log-odds: a side that is wrong everywhere does not widen it."""
 MOST_RESIDUAL = 2 * EPS
-"""The same of relative residuals, norms of states that every layer rounds. The tiny model shows a third of it."""
+"""The same of relative residuals, norms of states that every layer rounds. The tiny model shows half of it."""
 
 
 def rounding_of(followed: Sequence[Followed], tau: float) -> Rounding:
