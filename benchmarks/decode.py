@@ -21,11 +21,13 @@ device, torch and triton call by call (`timing_jax.py`, `timing_torch.py`). Meth
 Floors are for an H200, as measured: 4.3e12 bytes/s and 770e12 bfloat16 operations/s.
 
 Draft graphs lie beside --out, or, of a single number of drafts, in --graph FILE: read if there, else chosen on other problems and kept.
-Results are written after each setting; the same command goes on where it was interrupted. A setting that fails is reported at the end and
-tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless XLA_PYTHON_CLIENT_PREALLOCATE says
-so. JAX_COMPILATION_CACHE_DIR keeps what XLA compiled.
+Results are written after each setting; the same command goes on where it was interrupted. Commands for other shapes and implementations
+may fill the same file side by side: they compile at the same time and measure one at a time. A setting that fails is reported at the end
+and tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless XLA_PYTHON_CLIENT_PREALLOCATE
+says so. JAX_COMPILATION_CACHE_DIR keeps what XLA compiled.
 """
 
+import fcntl
 import gc
 import hashlib
 import itertools
@@ -33,6 +35,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -219,6 +222,14 @@ def resume(path: Path) -> dict[str, Any]:
     return before
 
 
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """No other command that fills this file measures meanwhile."""
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # closing the file gives it up
+        yield
+
+
 def check_flags() -> None:
     """Raises UsageError for shapes and implementations that are unknown or cannot run here."""
     if unknown := [name for name in _SHAPES.value if name not in SHAPES]:
@@ -253,8 +264,9 @@ def run(record: dict[str, Any], ids: Ids, graphs: Graphs, report: Callable[[Resu
                 say(f"{where}: {'compiling' if names == SIDES['jax'] else 'preparing'} {len(group)} settings")
                 states: dict[int | None, Any] = {}
                 for setting, side in sides(group, params, model, graphs, ids):
-                    say(f"{where}: {title(setting)}")
-                    report({"setting": setting, "measured": measure(setting, side, params, ids, states)})
+                    with alone(Path(str(_OUT.value))):
+                        say(f"{where}: {title(setting)}")
+                        report({"setting": setting, "measured": measure(setting, side, params, ids, states)})
             except Exception as error:  # the machine's time is for the others
                 failed.append(f"{where}: {type(error).__name__}: {error}")
                 say(failed[-1])
@@ -280,6 +292,7 @@ def main() -> int:
         console.print(f"{time.monotonic() - begun:6.0f} s  {text}", highlight=False, markup=False)
 
     def report(result: Result) -> None:
+        record["results"] = resume(path)["results"]  # with what was added by others
         compare(result, record["results"])
         record["results"].append(result)
         write_json(path, record)

@@ -1,8 +1,11 @@
 """Token equality with vanilla decoding, draft source by draft source, on held-out problems of the tiny model.
 
-    python -m benchmarks.lossless --samples 500 --out benchmarks/results/lossless-h200.json
+    python -m benchmarks.lossless --samples 500 --impl xla --out benchmarks/results/lossless-h200.json
+    python -m benchmarks.lossless --samples 1000 --impl pallas --dtype bfloat16 --batch 64 --temperature 0 --source confidence \
+        --out benchmarks/results/lossless-pallas-h200.json
 
-In float32 every difference is a fault; bfloat16 with a GPU library's matrix products is counted beside it, not expected to be exact.
+In float32 every difference is a fault, and in bfloat16 with the Pallas kernels, whose rows do not depend on each other; bfloat16 with a
+GPU library's matrix products is counted beside it, not expected to be exact.
 """
 
 import dataclasses
@@ -18,7 +21,7 @@ from benchmarks.command import start
 from benchmarks.environment import environment, today
 from specfold_jax.calibrate import choose
 from specfold_jax.checkpoint import load
-from specfold_jax.config import DecodeConfig, FoldConfig
+from specfold_jax.config import IMPLEMENTATIONS, DecodeConfig, FoldConfig
 from specfold_jax.data import packaged_problems
 from specfold_jax.files import write_json
 from specfold_jax.generate import Run, pad, run_all, same_tokens
@@ -34,6 +37,7 @@ flags.DEFINE_multi_integer("batch", [8, 1], "batch sizes", flag_values=FLAGS)
 flags.DEFINE_multi_float("temperature", [0.0, 1.0], "temperatures", flag_values=FLAGS)
 flags.DEFINE_multi_enum("source", ["confidence", "ranks", "union"], ["ranks", "confidence", "union"], "draft sources", flag_values=FLAGS)
 flags.DEFINE_multi_enum("dtype", ["float32", "bfloat16"], ["float32", "bfloat16"], "bfloat16: first batch size only", flag_values=FLAGS)
+flags.DEFINE_enum("impl", "auto", list(IMPLEMENTATIONS), "implementation; pallas has no float32", flag_values=FLAGS)
 flags.DEFINE_string("commit", None, "the commit, where there is no checkout to ask", flag_values=FLAGS)
 flags.DEFINE_string("out", None, "results, JSON", required=True, flag_values=FLAGS)
 
@@ -71,11 +75,11 @@ def main() -> None:
     graphs = {}
     for dtype in FLAGS.dtype:
         model, params = load("tiny", dtype=dtype)
-        base = DecodeConfig()
+        base = DecodeConfig(impl=FLAGS.impl)
         if not graphs:
             reach = base.block(model) // base.window(model)
             prompts, lengths = map(jnp.asarray, watched)
-            records = watch(params, prompts, lengths, model, base, reach=reach)
+            records = watch(params, prompts, lengths, model, dataclasses.replace(base, impl="xla"), reach=reach)
             graphs = {source: choose(records, model, base, FLAGS.drafts, source, reach=reach, name="tiny") for source in FLAGS.source}
         for batch in FLAGS.batch if dtype == "float32" else FLAGS.batch[:1]:
             for temperature in FLAGS.temperature:

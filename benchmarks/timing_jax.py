@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -48,6 +48,10 @@ class How:
     def settled(self, params: Params) -> DecodeConfig:
         """The configuration with the implementation that a whole decode chooses, for its parts."""
         return settled(self.config, params, self.model, self.fold, self.graph.token_ranks)
+
+    def unfolded(self) -> "How":
+        """Without its fold, on which only checks depend."""
+        return replace(self, fold=None)
 
 
 jax.tree_util.register_dataclass(How, ["model", "config", "graph", "fold"], [])
@@ -176,32 +180,43 @@ class Programs:
 
 
 def compile_programs(params: Params, prompts: np.ndarray, lengths: np.ndarray, span: int, ways: Mapping[str, How]) -> dict[str, Programs]:
-    """The programs of several ways of decoding one shape of batch, compiled side by side. `span`: cache entries of the parts' states."""
+    """The programs of several ways of decoding one shape of batch, compiled side by side. `span`: cache entries of the parts' states.
+
+    Ways that differ by their fold alone share what has none.
+    """
     jobs: dict[tuple[str, str], tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+    names: dict[str, dict[str, tuple[str, str]]] = {}
     for name, how in ways.items():
         function, rest = _decode_arguments(how)
         index, zeros, turns = np.zeros((len(prompts), span), np.int32), np.zeros(len(prompts), np.int32), np.int32(1)
-        first = jax.eval_shape(_begin, params, prompts, lengths, how)
+        plain = how.unfolded()
+        first = jax.eval_shape(_begin, params, prompts, lengths, plain)
         state = jax.eval_shape(_rebase, first, index, zeros)
-        branches = jax.eval_shape(_lay_out, state, how)
-        checked = _without_kv(jax.eval_shape(_check, params, state, branches, how, turns))
-        jobs[name, "decode"] = function, (params, prompts, lengths, *rest)
-        jobs[name, "begin"] = _begin, (params, prompts, lengths, how)
-        jobs[name, "lay_out"] = _lay_out, (state, how)
-        jobs[name, "check"] = _check, (params, state, branches, how, turns)
-        jobs[name, "head"] = _head, (params, state, branches, checked, how, turns)
-        jobs[name, "step"] = _step, (params, state, how, turns)
+        branches = jax.eval_shape(_lay_out, state, plain)
+        checked = _without_kv(jax.eval_shape(_check, params, state, branches, plain, turns))
+        own = {
+            "decode": (function, (params, prompts, lengths, *rest)),
+            "check": (_check, (params, state, branches, how, turns)),
+            "step": (_step, (params, state, how, turns)),
+        }
+        shared = {
+            "begin": (_begin, (params, prompts, lengths, plain)),
+            "lay_out": (_lay_out, (state, plain)),
+            "head": (_head, (params, state, branches, checked, plain, turns)),
+        }
+        base = next(n for n, other in ways.items() if other.graph is how.graph and other.config == how.config)
+        jobs |= {(name, program): job for program, job in own.items()} | (
+            {(base, n): job for n, job in shared.items()} if base == name else {}
+        )
+        names[name] = {program: (name, program) for program in own} | {program: (base, program) for program in shared}
 
     def build(job: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Compiled, float]:
         return timed(lambda: jax.jit(job[0]).lower(*job[1]).compile())
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         built = dict(zip(jobs, pool.map(build, jobs.values()), strict=True))
-
-    def of(way: str, n: int) -> dict[str, Any]:
-        return {program: found[n] for (name, program), found in built.items() if name == way}
-
-    return {way: Programs(of(way, 0), of(way, 1)) for way in ways}
+    found = {way: {program: built[name] for program, name in mine.items()} for way, mine in names.items()}
+    return {way: Programs({n: x[0] for n, x in mine.items()}, {n: x[1] for n, x in mine.items()}) for way, mine in found.items()}
 
 
 @dataclass(frozen=True)
@@ -228,7 +243,7 @@ class JaxSide:
         return jax.block_until_ready(self.programs.compiled[program](*given))
 
     def begin(self, prompts: np.ndarray, lengths: np.ndarray) -> DecodeState:
-        return self._run("begin", self.params, prompts, lengths, self.how)
+        return self._run("begin", self.params, prompts, lengths, self.how.unfolded())
 
     def decode(self, prompts: np.ndarray, lengths: np.ndarray) -> Decoded:
         return self._run("decode", self.params, prompts, lengths, *_decode_arguments(self.how)[1])
@@ -240,7 +255,7 @@ class JaxSide:
         return self._run("step", self.params, state, self.how, np.int32(1))
 
     def lay_out(self, state: DecodeState) -> Branches:
-        return self._run("lay_out", state, self.how)
+        return self._run("lay_out", state, self.how.unfolded())
 
     def computed_rows(self, state: DecodeState) -> Int[np.ndarray, "batch layers 2"]:
         return np.asarray(self._checked(state).computed_rows)
@@ -257,7 +272,7 @@ class JaxSide:
             case "check":
                 return self.params, state, self.lay_out(state), self.how
             case "head":
-                return self.params, state, self.lay_out(state), _without_kv(self._checked(state)), self.how
+                return self.params, state, self.lay_out(state), _without_kv(self._checked(state)), self.how.unfolded()
             case "step":
                 return self.params, state, self.how
 
