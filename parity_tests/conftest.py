@@ -75,6 +75,13 @@ def fast(checkpoints) -> Checkpoint:
     return checkpoints["fast_dllm_v2"].first_layers(2)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compile_once(tmp_path_factory):
+    """Of processes that run tests side by side, only the first to need a program compiles it."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp().parent / "compiled"))
+
+
 class Ragged(NamedTuple):
     """Right-padded prompts; `tokens` int32 [batch, capacity], `lengths` int32 [batch]."""
 
@@ -107,8 +114,10 @@ def specfold(capsys, monkeypatch):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Infinities and NaN are meant where kernels meet them; Triton's interpreter computes with NumPy, which warns of them."""
+    """Infinities and NaN are meant where kernels meet them; Triton's interpreter computes with NumPy, which warns of them. And a compiled
+    program that another process has not written to its end is compiled anew."""
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+    config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache entry:UserWarning")
 
 
 @pytest.hookimpl(trylast=True)

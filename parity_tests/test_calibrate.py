@@ -13,6 +13,7 @@ from specfold_jax.records import Records, accepted_depth, chains, hits, watch
 from test_lossless import GRAPHS, config, lossless, spiffy, vanilla
 
 MASK, SUB = 310, 8
+propose = jax.jit(draft.propose, static_argnums=(3, 4))
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_chains_are_what_the_next_steps_reveal(position_ranks, token_ranks, reco
 def test_hits_and_accepted_depth(records):
     """A draft hits a level when it is the canvas that many steps later; depth counts hits from the first level on, without a gap."""
     graph = GRAPHS["chain and second tokens"]
-    drafts = draft.propose(records.canvas, jax.tree.map(np.asarray, records.known), graph, MASK, SUB)
+    drafts = propose(records.canvas, records.known, graph, MASK, SUB)
     tokens, valid = np.asarray(drafts.tokens), np.asarray(drafts.valid)
     want = np.zeros((*valid.shape, records.after.shape[1]), bool)
     for r, d, level in np.ndindex(want.shape):

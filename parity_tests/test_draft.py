@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specfold_jax import draft
-from specfold_jax.draft import Known, draw_steps, nothing_known
+from specfold_jax.draft import Known, nothing_known
 from specfold_jax.graph import DraftGraph
 
 BLOCK, SUB, MASK, RANKS, WIDTH = 8, 4, 99, 3, 3
-propose = jax.jit(draft.propose, static_argnums=(3, 4))
+propose, descent = jax.jit(draft.propose, static_argnums=(3, 4)), jax.jit(draft.descent, static_argnums=2)
+draw_steps = jax.jit(draft.draw_steps)
 
 
 def node(*pairs) -> frozenset:
@@ -135,7 +136,7 @@ def test_descent_is_the_largest_contained_branch_before(bits, swap, valid):
             if bits[n] >> i & 1:
                 tokens[row, i] = 7 if swap[n] and i == 0 else i
     valid = np.array([True, *valid])
-    parent = np.asarray(draft.descent(jnp.asarray(tokens[None]), jnp.asarray(valid[None]), MASK))[0]
+    parent = np.asarray(descent(tokens[None], valid[None], MASK))[0]
     for b in range(6):
         subsets = [
             other

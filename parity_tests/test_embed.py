@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from specfold_jax.families import model_config
 TOKENS = jnp.asarray(np.random.default_rng(3).integers(4, 1536, (1, 40)), jnp.int32)
 SPARSE = Shape(layers=5, dim=384, heads=10, kv_heads=2, head_dim=128, hidden=1056, vocab=1600)
 REPEATED = Shape(layers=2, dim=384, heads=8, kv_heads=4, head_dim=64, hidden=1024, vocab=1536)
+forward = jax.jit(sf.forward)
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +28,8 @@ def tiny():
 def test_same_logits(tiny, shape):
     model, params = tiny
     large, padded = embed(params, model, shape, jnp.float32)
-    expected = np.asarray(sf.forward(params, TOKENS, model))
-    got = np.asarray(sf.forward(padded, TOKENS, large))
+    expected = np.asarray(forward(params, TOKENS, model))
+    got = np.asarray(forward(padded, TOKENS, large))
     np.testing.assert_allclose(got[..., : model.vocab], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
     assert np.all(got[..., model.vocab :] < expected.min() - 1000)
 
