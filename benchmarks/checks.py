@@ -11,7 +11,7 @@ rows a gate folds is a trained model's, what a pass costs is the shape's.
 Spiffy evaluates all rows; SpecFold, for each of --taus, those that the gates name. Times are of the forward pass without the head, taken
 in loops on the device (`benchmarks.timing_jax`); of kernels by CUPTI, over one pass. Floors are for an H200, as measured: 4.3e12 bytes/s
 and 770e12 bfloat16 operations/s; a folded check's counts the rows computed. Results are written after each case; the same command goes on
-where it was interrupted.
+where it was interrupted. Commands for other cases and implementations may fill the same file side by side, as those of `benchmarks.decode`.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from benchmarks.command import start
 from benchmarks.decode import DTYPES, floors, in_shape
 from benchmarks.decode_tables import EMBEDDED
 from benchmarks.embed import SHAPES
-from benchmarks.environment import environment, fingerprint, today
+from benchmarks.environment import alone, environment, fingerprint, today
 from benchmarks.timing import grouped, spread
 from benchmarks.timing_jax import empty_turn, kernel_times, loop, turn_seconds
 from specfold_jax.checkpoint import resolve_folder
@@ -209,8 +209,10 @@ def main() -> int:
         programs = compile_all({name(s): parts(s) for s in pending}, model)
         for s in pending:
             try:
-                record["results"].append({"setting": s, "measured": measure(s, *parts(s)[1:], programs[name(s)])})
-                write_json(path, record)
+                with alone(path):
+                    measured = measure(s, *parts(s)[1:], programs[name(s)])
+                    record["results"] = [*resume(path)["results"], {"setting": s, "measured": measured}]  # with what was added by others
+                    write_json(path, record)
             except Exception as error:  # the machine's time is for the others
                 failed += 1
                 console.print(f"failed: {s}: {type(error).__name__}: {error}", markup=False)

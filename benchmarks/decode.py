@@ -22,12 +22,11 @@ Floors are for an H200, as measured: 4.3e12 bytes/s and 770e12 bfloat16 operatio
 
 Draft graphs lie beside --out, or, of a single number of drafts, in --graph FILE: read if there, else chosen on other problems and kept.
 Results are written after each setting; the same command goes on where it was interrupted. Commands for other shapes and implementations
-may fill the same file side by side: they compile at the same time and measure one at a time. A setting that fails is reported at the end
-and tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless XLA_PYTHON_CLIENT_PREALLOCATE
-says so. JAX_COMPILATION_CACHE_DIR keeps what XLA compiled.
+may fill the same file side by side: what writes to one folder compiles at the same time and measures one at a time. A setting that fails
+is reported at the end and tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless
+XLA_PYTHON_CLIENT_PREALLOCATE says so. JAX_COMPILATION_CACHE_DIR keeps what XLA compiled.
 """
 
-import fcntl
 import gc
 import hashlib
 import itertools
@@ -35,7 +34,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,7 +47,7 @@ from rich.console import Console
 from benchmarks.command import start
 from benchmarks.decode_tables import Result, Setting, bars, kin, line, table, title
 from benchmarks.embed import SHAPES, embed
-from benchmarks.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND, environment, fingerprint, today
+from benchmarks.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND, alone, environment, fingerprint, today
 from benchmarks.timing import Side, at_prefix, decode_all, largest, span, spread, time_parts
 from benchmarks.timing_jax import How, JaxSide, compile_programs
 from benchmarks.timing_torch import TorchSide
@@ -220,14 +218,6 @@ def resume(path: Path) -> dict[str, Any]:
     if differ := [name for name in ("benchmark", "model", "environment") if before.get(name) != record[name]]:
         raise ValueError(f"{path}: was measured with another {' and '.join(differ)}; move it away to start anew")
     return before
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """No other command that fills this file measures meanwhile."""
-    with path.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # closing the file gives it up
-        yield
 
 
 def check_flags() -> None:

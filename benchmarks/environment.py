@@ -1,10 +1,13 @@
 """Where and with what something was measured."""
 
 import datetime
+import fcntl
 import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,14 @@ def environment(git_commit: str | None = None) -> dict[str, Any]:
         "commit": git_commit or commit(),
         "code": fingerprint(),
     }
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """No other benchmark that writes to the same folder measures meanwhile."""
+    with out.with_name("measuring.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # closing the file gives it up
+        yield
 
 
 def today() -> str:

@@ -125,33 +125,24 @@ def gate(
         *outs, flags_out = refs[len(names) :]
         row, here = lax.axis_index("row"), ref["here"][0]
 
-        def slot_of(at: Array) -> Array:
-            return at if slot is None else ref["slot"][at]
-
         @pl.when(row >= here)
         def _() -> None:
             flags_out[row] = 0
 
         @pl.when(row < here)
         def _() -> None:
-            mine, needed, added = ref["x"][row], ref["need"][row], None
+            # All indices first, then all that they name: the row and its reference are on their way together.
+            needed, places = ref["need"][row], (row, ref["reference"][row])
+            slots = [at if slot is None else ref["slot"][at] for at in places]
+            mine, other = (ref["x"][at] for at in places)
             if sums is not None:
-                added = total(ref["sums"], slot_of(row))
-                mine = advance(mine, added)
+                mine, other = (advance(x, total(ref["sums"], at)) for x, at in zip((mine, other), slots, strict=True))
             for out in outs:
                 out[row] = mine
-            flags_out[row] = (needed == ALWAYS).astype(jnp.int32)
-
-            @pl.when(needed == GATED)
-            def _() -> None:
-                at = ref["reference"][row]
-                other = ref["x"][at]
-                if added is not None:  # a row that was folded has its reference's sums, or shares another's with it
-                    same, again = slot_of(at) == slot_of(row), partial(total, ref["sums"], slot_of(at))
-                    other = advance(other, again() if slot is None else lax.cond(same, lambda: added, again))
-                wide, other = mine.astype(jnp.float32), other.astype(jnp.float32)
-                delta, size = jnp.sum(jnp.square(wide - other)), jnp.sum(jnp.square(other))
-                flags_out[row] = 1 - (delta <= jnp.square(ref["tau"][0]) * size).astype(jnp.int32)  # NaN exceeds
+            wide, other = mine.astype(jnp.float32), other.astype(jnp.float32)
+            delta, size = jnp.sum(jnp.square(wide - other)), jnp.sum(jnp.square(other))
+            folds = delta <= jnp.square(ref["tau"][0]) * size  # NaN exceeds
+            flags_out[row] = ((needed == ALWAYS) | ((needed == GATED) & ~folds)).astype(jnp.int32)
 
     flags = jax.ShapeDtypeStruct((-(-rows // LANES) * LANES,), jnp.int32)
     outs = (flags,) if sums is None else (jax.ShapeDtypeStruct(x.shape, x.dtype), flags)

@@ -225,7 +225,7 @@ def main() -> int:
         raise app.UsageError(f"--samples={_SAMPLES.value} must be at most {len(problems)}")
     ids = encode(tokenizer, [problem.question for problem in problems[: _SAMPLES.value]])
     shipped = sf.DraftGraph.load(resolve_folder("tiny") / "graph.json")
-    decode = sf.DecodeConfig(max_new_tokens=_TOKENS.value, threshold=_THRESHOLD.value, sub_block=_SUB_BLOCK.value)
+    decode = sf.DecodeConfig(max_new_tokens=_TOKENS.value, threshold=_THRESHOLD.value, sub_block=_SUB_BLOCK.value, impl="xla")
     record: dict[str, Any] = about(_COMMIT.value) | {"impl": _IMPL.value, "flags": {}, "results": []}
     for flag in (_SAMPLES, _BATCH, _TOKENS, _THRESHOLD, _SUB_BLOCK, _TAU, _GUARD, _REPLAYS):
         record["flags"][flag.name] = flag.value
