@@ -11,8 +11,10 @@ A prompt is explained when it differs in lock-step and everything on which it do
 tokens without a fold need a decision at which it parts, as drafts do not change them.
 float32 (exact products on both sides): gates within 1e-4 tau of tau, decisions and drafts within 1e-4 log-odds of the other outcome.
 bfloat16: the rounding margin is measured, on all decisions of the replays before their rows part: of |log-odds on one side - log-odds on
-the other| at every position that could be revealed the 99.9th percentile. Decisions and drafts are explained when their margin is at
-most that, a gate when tau lies between the two sides' relative residuals as measured and within a fixed reach of rounding.
+the other| at every position that could be revealed the 99.9th percentile. Decisions are explained when their margin is at most that.
+Drafts have a margin of their own, as the closest of many numbers decides them: the same percentile of the largest such difference of
+every forward, over all masked positions that both sides know. Neither margin is more than 0.5 log-odds (`explain.MOST_ODDS`). A gate is
+explained when tau lies between the two sides' relative residuals as measured and within a fixed reach of rounding.
 In bfloat16 the JAX side's steps, compiled one by one, could round otherwise than its whole loop: `jax_repeated` of the replayed prompts
 are the same in both. A prompt without a difference in lock-step (`by_compilation` of them) is explained when the PyTorch side's free
 decode is the JAX side's decode step by step.
@@ -153,6 +155,7 @@ def replay(both: Both, setting: Setting, run: Run, other: dict[str, np.ndarray])
     gates = torch.cat([torch.zeros(1), *(each.gate_differences for each in followed.values())]).numpy()
     return {
         "rounding_margin": rounding.odds,
+        "draft_margin": rounding.drafts,
         "gate_rounding_seen": float(np.quantile(gates, 0.999)),
         **compared,
         "replayed": len(lines),
@@ -202,10 +205,12 @@ def print_results(lines: list[dict[str, Any]]) -> None:
         "jax_repeated",
         "by_compilation",
     )
-    table = Table(*columns, *(f"{what} differ" for what in COMPARED), "margin", "unexplained", title="Prompts equal on both sides")
+    judged = (*(f"{what} differ" for what in COMPARED), "margin", "draft margin", "unexplained")
+    table = Table(*columns, *judged, title="Prompts equal on both sides")
     for line in lines:
         differ = (f"{line[what]['differ']} of {line[what]['compared']}" for what in COMPARED)
-        table.add_row(*(str(line[name]) for name in columns), *differ, f"{line['rounding_margin']:.2g}", str(line["unexplained"]))
+        margins = (f"{line[name]:.2g}" for name in ("rounding_margin", "draft_margin"))
+        table.add_row(*(str(line[name]) for name in columns), *differ, *margins, str(line["unexplained"]))
     console = Console(width=200)
     console.print(table)
     for line in lines:

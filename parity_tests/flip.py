@@ -22,20 +22,32 @@ class Flip(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """How far apart two sides of a narrow dtype may be: `odds` in log-odds, `gates` in relative residuals as shares of tau."""
+    """How far apart two sides of a narrow dtype may be: `odds` in log-odds, `gates` in relative residuals as shares of tau.
+
+    `drafts`: in the log-odds that a forward's drafts are made from, of later sub-blocks too. Any of them may be the one that decides, so
+    that it is measured on each forward's largest difference.
+    """
 
     odds: float
     gates: float
+    drafts: float
 
 
 def is_tie(flip: Flip, rounding: Rounding | None = None) -> bool:
     """Whether a decision was so close that rounding explains it. Never true where no decision differed (its difference is not known).
 
-    float32 (no `rounding`): its margin is within `TIE`. Narrow dtypes: its margin is within the rounding of log-odds; a gate's tau lies
-    between the two sides' relative residuals, and no further from the Torch side's than rounding reaches.
+    float32 (no `rounding`): its margin is within `TIE`. Narrow dtypes: its margin is within the rounding of log-odds, that of drafts
+    within the rounding of what they are made from; a gate's tau lies between the two sides' relative residuals, and no further from the
+    Torch side's than rounding reaches.
     """
     if flip.difference != flip.difference:
         return False
     if rounding is None:
         return flip.margin <= TIE
-    return flip.margin <= (min(flip.difference, rounding.gates) if flip.what == "gate" else rounding.odds)
+    match flip.what:
+        case "gate":
+            return flip.margin <= min(flip.difference, rounding.gates)
+        case "drafts":
+            return flip.margin <= rounding.drafts
+        case _:
+            return flip.margin <= rounding.odds

@@ -52,7 +52,8 @@ class Followed(NamedTuple):
 
     `apart`: rows that parted, which were not compared from there on, and why; `gates` and `drafts`: what rows decided otherwise before
     that. `differences`: |log-odds of one side - the other's| of every position that could be revealed; `gate_differences`: the same of
-    the relative residuals of all free positions, as shares of tau.
+    the relative residuals of all free positions, as shares of tau; `draft_differences`: of every forward whose drafts were compared the
+    largest |log-odds of one side - the other's| of the masked positions that both sides know, if there are any.
     """
 
     jax: sf.Decoded
@@ -67,6 +68,7 @@ class Followed(NamedTuple):
     drafts: dict[int, list[Flip]]
     differences: torch.Tensor
     gate_differences: torch.Tensor
+    draft_differences: torch.Tensor
 
     def of(self, row: int) -> list[Flip]:
         """Everything on which the two sides differ in a row, in order."""
@@ -104,7 +106,7 @@ def follow(
     theirs = jax_begin(checkpoint.params, prompts, lengths, checkpoint.model, decode, graph, status)
     ours = torch_state.begin(params, tensor(prompts), tensor(lengths), checkpoint.model, decode, graph, impl=impl)
     same_state(theirs, ours, apart, torch.full((len(lengths),), torch.inf), {}, tie, hold_drafts)
-    drafts, forwards, step = {}, 0, 0
+    drafts, draft_differences, forwards, step = {}, [], 0, 0
     while torch.any((ours.row.phase != DONE) & wanted):
         live = ours.row.phase != DONE
         theirs, gates, greedy = jax_step(theirs, checkpoint.params, checkpoint.model, decode, graph, fold)
@@ -120,15 +122,16 @@ def follow(
         if hold_drafts:
             held = Numbers(Known(tensor(theirs.known.tokens), tensor(theirs.known.odds)), tensor(theirs.following))
             if decisions.source is not None and decisions.source[0].greedy is not None:
-                found, compared = draft_flips(ours, held, decisions.source, checkpoint.model, packed, graph, step)
+                found, compared, largest = draft_flips(ours, held, decisions.source, checkpoint.model, packed, graph, step)
                 forwards += compared
+                draft_differences.append(largest)
                 for row, flip in found.items():
                     drafts.setdefault(row, []).append(flip)
             ours = ours._replace(known=held.known, following=held.following)
         step += 1
     decoded = sf.finish(theirs, checkpoint.model, decode), torch_state.finish(ours, checkpoint.model, decode)
     counts = replay.positions, replay.folded, replay.ties, replay.free, forwards
-    apart_by = (torch.cat([torch.zeros(0), *parts]) for parts in (decisions.differences, replay.differences))
+    apart_by = (torch.cat([torch.zeros(0), *parts]) for parts in (decisions.differences, replay.differences, draft_differences))
     return Followed(*decoded, *counts, apart, replay.flips, drafts, *apart_by)
 
 

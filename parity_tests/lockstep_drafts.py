@@ -101,6 +101,13 @@ def smallest_move(state: DecodeState, ours: Numbers, theirs: Numbers, row: int, 
     return high
 
 
+def largest_differences(ours: Numbers, theirs: Numbers, masked: torch.Tensor) -> torch.Tensor:
+    """Of each row with `masked` [batch, block] positions that both sides know, the largest |log-odds of one side - the other's| there."""
+    both = masked & torch.isfinite(ours.known.odds) & torch.isfinite(theirs.known.odds)
+    apart = torch.where(both, (ours.known.odds - theirs.known.odds).abs(), 0)  # inf - inf is not taken
+    return apart.amax(dim=1)[both.any(dim=1)]
+
+
 def draft_flips(
     ours: DecodeState,
     theirs: Numbers,
@@ -109,8 +116,9 @@ def draft_flips(
     decode: sf.DecodeConfig,
     graph: sf.DraftGraph,
     step: int,
-) -> tuple[dict[int, Flip], int]:
-    """Rows that go on whose next branches would differ between the two sides' numbers, and how many rows go on.
+) -> tuple[dict[int, Flip], int, torch.Tensor]:
+    """Rows that go on whose next branches would differ between the two sides' numbers, how many rows go on, and of those with masked
+    positions that both sides know the largest difference in log-odds there.
 
     `ours`: the state after a step, with the Torch side's own numbers; `source`: what they are from. At T = 0 only. The margin is the
     smallest move of the Torch side's numbers towards the JAX side's that leads to the JAX side's branches.
@@ -121,11 +129,11 @@ def draft_flips(
 
     mine, going = Numbers(ours.known, ours.following), ours.row.phase != DONE
     want = lay(with_numbers(ours, theirs))
-    found = {}
+    found, masked = {}, ours.row.canvas == model.mask_id  # only these positions can be drafted
     for row in torch.nonzero(going & ~same_branches(want, lay(ours))).flatten().tolist():
         gaps = leads(mine, theirs, row, source[0], int(source[1][row]))
-        masked = ours.row.canvas[row] == model.mask_id  # only these positions can be drafted
-        gaps = gaps._replace(odds=torch.where(masked, gaps.odds, 0), tokens=torch.where(masked[:, None], gaps.tokens, 0))
+        odds, tokens = torch.where(masked[row], gaps.odds, 0), torch.where(masked[row, :, None], gaps.tokens, 0)
+        gaps = gaps._replace(odds=odds, tokens=tokens)
         move = smallest_move(ours, mine, theirs, row, gaps, want, lay)
         found[row] = Flip("drafts", move, gaps.largest(), step, f"branch {int(source[1][row])}")
-    return found, int(going.sum())
+    return found, int(going.sum()), largest_differences(mine, theirs, masked & going[:, None])

@@ -8,25 +8,25 @@ import decode_report
 import lockstep_gates
 import specfold_jax as sf
 from decode_report import Both, Setting, compare
-from explain import account, count, explained
+from explain import MOST_ODDS, account, count, explained, rounding_of
 from flip import Flip, Rounding, is_tie
 from lockstep import Followed
 from lockstep_drafts import Numbers, draft_flips
 from specfold_torch_ref import fold as torch_fold
 from specfold_torch_ref.draft import Known
 from specfold_torch_ref.ops import gate
-from specfold_torch_ref.row import DENOISE, Row
+from specfold_torch_ref.row import DENOISE, DONE, Row
 from specfold_torch_ref.state import DecodeState
 from torch_twin import twin
 
-ROUNDING = Rounding(odds=0.05, gates=0.1)
+ROUNDING = Rounding(odds=0.05, gates=0.1, drafts=0.15)
 NAN, INF = float("nan"), float("inf")
 
 
-def followed(apart: list[Flip] = (), gates: list[Flip] = (), drafts: list[Flip] = ()) -> Followed:
-    """One row, as `follow` returns it."""
+def followed(apart: list[Flip] = (), gates: list[Flip] = (), drafts: list[Flip] = (), odds=(), largest=()) -> Followed:
+    """One row, as `follow` returns it; `odds` and `largest`: the differences in log-odds of decisions and the largest of forwards."""
     nothing, lists = torch.zeros(0), [{0: list(flips)} if flips else {} for flips in (gates, drafts)]
-    return Followed(None, None, 0, 0, 0, 0, 0, dict(enumerate(apart)), *lists, nothing, nothing)
+    return Followed(None, None, 0, 0, 0, 0, 0, dict(enumerate(apart)), *lists, torch.tensor(odds), nothing, torch.tensor(largest))
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,13 @@ def followed(apart: list[Flip] = (), gates: list[Flip] = (), drafts: list[Flip] 
     [
         (Flip("reveal", 5e-5, 6e-5), True, True),
         (Flip("reveal", 0.02, 0.03), False, True),
+        (Flip("reveal", 0.1, 0.3), False, False),  # within the margin of drafts only
+        (Flip("guard", 0.1, 0.3), False, False),
         (Flip("reveal", 0.2, 0.3), False, False),
         (Flip("row.canvas", 0.0, NAN), False, False),  # no decision differed
         (Flip("drafts", 5e-5, 6e-5), True, True),
         (Flip("drafts", 0.02, 0.3), False, True),
+        (Flip("drafts", 0.1, 0.3), False, True),  # beyond the margin of decisions, within their own
         (Flip("drafts", 0.2, 0.3), False, False),
         (Flip("drafts", INF, INF), False, False),
         (Flip("gate", 5e-5, 6e-5), True, True),
@@ -64,6 +67,21 @@ def test_nothing_seen_explains_nothing_but_another_compilation():
         assert account(followed(), 0, rounding, False, repeated)["explained"] == want
     first = account(followed([Flip("reveal", 0.0, 0.0, 3)], [Flip("gate", 0.0, 0.0, 2)]), 0, None, False, False)["first"]
     assert (first["what"], first["step"]) == ("gate", 2)
+
+
+def test_margins_are_measured_each_on_its_own_up_to_a_cap():
+    """Percentiles between the largest two of 1001 differences; a side that is off by more everywhere is no tie of its own making."""
+    few, many = [0.0] * 500, [0.1] * 1000
+    rounding = rounding_of([followed(odds=few, largest=many[:500]), followed(odds=[*few, 0.2], largest=[*many[500:], 0.4])], 0.1)
+    assert rounding.odds == pytest.approx(0.0002, abs=0.0002)
+    assert rounding.drafts == pytest.approx(0.1003, abs=0.0003)
+    assert rounding_of([followed()], 0.1)[::2] == (0.0, 0.0)
+    wrong = [Flip("drafts", 0.8, 3.0), Flip("drafts", INF, INF)]
+    off = followed(drafts=wrong, odds=[3.0] * 1000, largest=[3.0] * 1000)
+    rounding = rounding_of([off], 0.1)
+    assert rounding.odds == rounding.drafts == MOST_ODDS < 0.8
+    assert not explained(off, 0, rounding)
+    assert count(wrong, 1000, rounding)["unexplained"] == 2
 
 
 class Source:
@@ -97,12 +115,34 @@ def test_drafts_that_differ_are_found_with_the_smallest_move_between_them(what, 
     row = Row(zero, canvas, zero, zero + DENOISE, torch.zeros(1, dtype=torch.bool), zero, zero + 20, zero)
     state = DecodeState(row, canvas, (), Known(tokens, odds), following, None)
     theirs = Numbers(Known(other_tokens, other_odds), other_following)
-    found, going = draft_flips(state, theirs, (Source(scores), zero), fast.model, decode, graph, 7)
+    found, going, largest = draft_flips(state, theirs, (Source(scores), zero), fast.model, decode, graph, 7)
     assert going == 1
+    torch.testing.assert_close(largest, torch.tensor([{"threshold": 0.7, "order": 0.9}.get(what, 0.0)]))
     assert [(flip.what, flip.step) for flip in found.values()] == ([] if want is None else [("drafts", 7)])
     if want is not None:
         assert found[0].margin == pytest.approx(want, abs=0.002)
         assert found[0].difference >= found[0].margin
+
+
+def test_the_largest_difference_of_every_forward_is_of_masked_positions_that_both_sides_know(fast):
+    """Of six rows one is done, one has no masked position, and one has none that both sides know: there is nothing to measure."""
+    graph, decode = sf.DraftGraph.empty(), sf.DecodeConfig(max_new_tokens=20, block_size=4, sub_block=2)
+    canvas = torch.full((6, 4), fast.model.mask_id)
+    canvas[1, 0] = canvas[4] = 8
+    odds, other_odds, zero = torch.ones((6, 4)), torch.ones((6, 4)), torch.zeros(6, dtype=torch.long)
+    other_odds[0, 3] = 1.25  # in the second sub-block
+    other_odds[1] = torch.tensor([9.0, 0.5, 1.25, 1.0])  # the first position is known already
+    other_odds[2] = torch.tensor([-INF, 1.0, INF, 1.125])
+    odds[3], other_odds[3] = -INF, torch.tensor([-INF, 2.0, -INF, INF])
+    other_odds[4:] = 7.0
+    row = Row(zero, canvas, zero, zero + DENOISE, torch.zeros(6, dtype=torch.bool), zero, zero + 20, zero)
+    row.phase[5] = DONE
+    tokens = torch.full((6, graph.width, 4, graph.token_ranks), 5)
+    state = DecodeState(row, canvas, (), Known(tokens, odds), zero, None)
+    source = Source(torch.zeros((5, 20))), zero
+    found, going, largest = draft_flips(state, Numbers(Known(tokens, other_odds), zero), source, fast.model, decode, graph, 0)
+    assert (found, going) == ({}, 5)
+    assert largest.tolist() == [0.25, 0.5, 0.125]
 
 
 @pytest.fixture
