@@ -166,6 +166,7 @@ def _origin(record: dict[str, Any]) -> str:
 _METHODS, _DECODE = "methods-h200.json", "decode-h200.json"
 TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "lossless": ("lossless-h200.json", _lossless),
+    "lossless-pallas": ("lossless-pallas-h200.json", _lossless),
     "promises": ("promises-cpu.json", _promises),
     "methods": (_METHODS, _methods),
     "drafts": (_METHODS, _drafts),
