@@ -87,7 +87,7 @@ def head(
     shares = pl.cdiv(vocab, tile.columns) * (tile.columns // tile.share)
     width = pl.cdiv(shares, LANES) * LANES
     parts = _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile, width)
-    return _merge(*parts, count, rows, vocab, ranks, tile.share, shares)
+    return _merge(*parts, count, rows, vocab, mask_id, ranks, tile.share, shares)
 
 
 def _check(hidden, weight, names, mask_id: int, ranks: int, tile: Tile) -> None:
@@ -191,7 +191,7 @@ def _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile: Tile, widt
     return launch("head", body, out, grid, hidden, weight, count, *noise)
 
 
-def _merge(score, token, rest, count, rows: int, vocab: int, ranks: int, share: int, shares: int):
+def _merge(score, token, rest, count, rows: int, vocab: int, mask_id: int, ranks: int, share: int, shares: int):
     """One program: all shares of one row. Every share's best but the winner goes back among the rest."""
     width = rest.shape[1] // 3
     kept = score.shape[1] // width
@@ -213,7 +213,8 @@ def _merge(score, token, rest, count, rows: int, vocab: int, ranks: int, share: 
             for _ in range(kept):
                 best.append(jnp.max(scores))
                 lowest = jnp.min(jnp.where(scores == best[-1], ids, vocab))
-                found.append(jnp.minimum(lowest, vocab - 1))  # a row of NaN has no best
+                # A row of NaN has no best: any token but MASK, which would be revealed again and again.
+                found.append(jnp.where((lowest == vocab) | (lowest == mask_id), int(mask_id == 0), lowest))
                 scores = jnp.where(ids == found[-1], -_INFINITY, scores)
             for rank in range(ranks):
                 tokens[row, rank] = found[rank]

@@ -172,10 +172,15 @@ def _product(
             plgpu.copy_smem_to_gmem(slot, out_ref.at[split].at[pl.ds(row * height + block, ROWS), pl.ds(first, tile.columns)])
 
         def skip() -> None:
-            """A warpgroup without rows."""
+            """A warpgroup without rows.
+
+            One thread arrives for all four warps. Nothing else keeps them together here, and a warp that fell behind by all stages would
+            wait for a phase that is over, for ever: they meet before it does.
+            """
 
             def free(step: Array, _: None) -> None:
                 plgpu.barrier_wait(loaded.at[lax.rem(step, stages)])
+                plgpu.commit_smem()
                 plgpu.barrier_arrive(freed.at[lax.rem(step, stages)])
 
             lax.fori_loop(0, steps, free, None)

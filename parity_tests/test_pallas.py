@@ -233,6 +233,15 @@ def test_the_head_ranks_what_is_wanted_wherever_it_stands(temperature):
         np.testing.assert_array_equal(np.asarray(some), np.asarray(all_of_them)[wanted])
 
 
+@pytest.mark.parametrize("mask_id", [0, 5, 71])
+def test_a_row_of_nan_never_reveals_mask(mask_id):
+    """It would be revealed again and again, and the decode never end."""
+    hidden, weight = jnp.full((8, 64), jnp.nan, jnp.bfloat16), jnp.ones((72, 64), jnp.bfloat16)
+    with on_kernels():
+        tokens = np.asarray(head(hidden, weight, *[jnp.zeros(8, jnp.int32)] * 3, None, mask_id, 2)[0])
+    assert ((tokens >= 0) & (tokens < 72) & (tokens != mask_id)).all()
+
+
 @pytest.mark.parametrize(("fold", "temperature"), [(None, 0.0), (sf.FoldConfig(), 0.7)], ids=["spiffy, greedy", "specfold, sampled"])
 def test_a_decode_of_a_real_layer_lowers_for_a_gpu(fold, temperature):
     """Mosaic's whole lowering, layouts and shared memory included, runs without a GPU."""
