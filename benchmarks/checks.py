@@ -30,7 +30,7 @@ from jaxtyping import Array, Int
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import start
+from benchmarks.command import results_file, start
 from benchmarks.decode import DTYPES, floors, in_shape
 from benchmarks.decode_tables import EMBEDDED
 from benchmarks.embed import SHAPES
@@ -96,7 +96,7 @@ def run(model: ModelConfig, decode: DecodeConfig, given: Given, fold: FoldConfig
 def settings(shape: str, impl: str, batch: int, drafts: int) -> list[Setting]:
     """Spiffy (vanilla without drafts), and SpecFold with each tau."""
     fixed = {"shape": shape, "impl": impl, "batch": batch, "drafts": drafts, "prefix": FLAGS.prefix, "dtype": FLAGS.dtype}
-    return [fixed | {"tau": tau} for tau in (None, *(float(tau) for tau in FLAGS.taus if drafts))]
+    return [fixed | {"tau": tau} for tau in (None, *dict.fromkeys(float(tau) for tau in FLAGS.taus if drafts))]
 
 
 def measure(setting: Setting, given: Given, fold: FoldConfig | None, program: Any) -> dict[str, Any]:
@@ -132,7 +132,11 @@ def cases() -> Iterator[tuple[int, int]]:
     for name, values, known in (("shapes", FLAGS.shapes, SHAPES), ("impls", FLAGS.impls, IMPLS)):
         if unknown := [value for value in values if value not in known]:
             raise app.UsageError(f"--{name} has {', '.join(unknown)}, knows {', '.join(known)}")
-    for case in FLAGS.cases:
+        if not values:
+            raise app.UsageError(f"--{name} is empty, knows {', '.join(known)}")
+    if not FLAGS.cases:
+        raise app.UsageError("--cases is empty, must be BATCHxDRAFTS, separated by commas")
+    for case in dict.fromkeys(FLAGS.cases):
         batch, by, drafts = case.partition("x")
         if not (by and batch.isdecimal() and drafts.isdecimal() and int(batch) > 0 and int(drafts) < 32):
             raise app.UsageError(f"--cases has {case!r}, must be BATCHxDRAFTS with a batch of at least 1 and at most 31 drafts")
@@ -185,7 +189,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 def main() -> int:
     """Measures what the flags say; 1 if a case failed."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
-    wanted, console, path, failed = list(cases()), Console(width=170), Path(FLAGS.out), 0
+    wanted, console, path, failed = list(cases()), Console(width=170), results_file(FLAGS.out), 0
     record = resume(path)
     done = [result["setting"] for result in record["results"]]
     for shape in FLAGS.shapes:
@@ -210,9 +214,10 @@ def main() -> int:
         for s in pending:
             try:
                 with alone(path):
-                    measured = measure(s, *parts(s)[1:], programs[name(s)])
-                    record["results"] = [*resume(path)["results"], {"setting": s, "measured": measured}]  # with what was added by others
-                    write_json(path, record)
+                    record["results"] = resume(path)["results"]  # with what was added by others
+                    if s not in [result["setting"] for result in record["results"]]:
+                        record["results"].append({"setting": s, "measured": measure(s, *parts(s)[1:], programs[name(s)])})
+                        write_json(path, record)
             except Exception as error:  # the machine's time is for the others
                 failed += 1
                 console.print(f"failed: {s}: {type(error).__name__}: {error}", markup=False)

@@ -22,8 +22,9 @@ Floors are for an H200, as measured: 4.3e12 bytes/s and 770e12 bfloat16 operatio
 
 Draft graphs lie beside --out, or, of a single number of drafts, in --graph FILE: read if there, else chosen on other problems and kept.
 Results are written after each setting; the same command goes on where it was interrupted. Commands for other shapes and implementations
-may fill the same file side by side: what writes to one folder compiles at the same time and measures one at a time. A setting that fails
-is reported at the end and tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless
+may fill the same file side by side: what writes to one folder compiles at the same time and measures one at a time. Compiling takes
+processor cores: give each command its own (taskset), or PyTorch, which the host drives, is measured too slow. A setting that fails is
+reported at the end and tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless
 XLA_PYTHON_CLIENT_PREALLOCATE says so. JAX_COMPILATION_CACHE_DIR keeps what XLA compiled.
 """
 
@@ -44,7 +45,7 @@ import torch
 from absl import app, flags
 from rich.console import Console
 
-from benchmarks.command import start
+from benchmarks.command import results_file, start
 from benchmarks.decode_tables import Result, Setting, bars, kin, line, table, title
 from benchmarks.embed import SHAPES, embed
 from benchmarks.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND, alone, environment, fingerprint, today
@@ -270,7 +271,7 @@ def main() -> int:
     """Measures what the flags say."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
     check_flags()
-    path, console, begun = Path(_OUT.value), Console(width=240), time.monotonic()
+    path, console, begun = results_file(_OUT.value), Console(width=240), time.monotonic()
     record = resume(path)
     ids = encode(load_tokenizer(resolve_folder("tiny")), [problem.question for problem in packaged_problems()])
     graphs = {}

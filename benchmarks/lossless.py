@@ -10,14 +10,13 @@ GPU library's matrix products is counted beside it, not expected to be exact.
 
 import dataclasses
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import flags
+from absl import app, flags
 
-from benchmarks.command import start
+from benchmarks.command import results_file, start
 from benchmarks.environment import environment, today
 from specfold_jax.calibrate import choose
 from specfold_jax.checkpoint import load
@@ -59,6 +58,9 @@ def compare(setting: dict[str, Any], run: Run, vanilla: Run) -> dict[str, Any]:
 
 
 def main() -> None:
+    path = results_file(FLAGS.out)
+    if FLAGS.impl == "pallas" and "float32" in FLAGS.dtype:
+        raise app.UsageError("--impl=pallas has no float32; name --dtype=bfloat16")
     jax.config.update("jax_default_matmul_precision", "highest")
     tokenizer, problems = load_tokenizer("tiny"), packaged_problems()
     ids = encode(tokenizer, [problem.question for problem in problems])
@@ -68,7 +70,7 @@ def main() -> None:
 
     def add(line: dict[str, Any]) -> None:
         record["results"].append(line)
-        write_json(Path(FLAGS.out), record)
+        write_json(path, record)
         where = ", ".join(f"{name}={value}" for name, value in line.items() if name != "first_differences")
         print(f"{time.monotonic() - begun:6.0f} s  {where}", flush=True)
 

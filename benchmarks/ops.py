@@ -32,7 +32,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import start
+from benchmarks.command import results_file, start
 from benchmarks.environment import environment, fingerprint, today
 from benchmarks.op_cases import BLOCK, OP_SHAPES, OPS, PACKED, Arrays, Case, allowed, errors, floor, inputs
 from benchmarks.op_kernels import IMPLEMENTATIONS, Function, reference, takes
@@ -197,7 +197,7 @@ def check_device() -> None:
 def main() -> int:
     """Measures what the flags say; 1 if an operation was refused or failed."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
-    wanted, console, path = list(cases()), Console(width=180), Path(FLAGS.out)
+    wanted, console, path = list(cases()), Console(width=180), results_file(FLAGS.out)
     check_device()
     record = resume(path)
     done = [result["setting"] for result in record["results"]]

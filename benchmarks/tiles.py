@@ -23,7 +23,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import start
+from benchmarks.command import results_file, start
 from benchmarks.embed import SHAPES, Shape
 from benchmarks.environment import environment, fingerprint, today
 from kernels_pallas.tiles import BARRIER_BYTES, DEPTH, MOST_STAGES, MULTIPROCESSORS, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
@@ -212,7 +212,7 @@ def main() -> int:
         require_hopper()
     except NotImplementedError as error:
         raise app.UsageError(f"tiles are timed on the GPU they are for: {error}") from error
-    path, context = Path(FLAGS.out), multiprocessing.get_context("spawn")
+    path, context = results_file(FLAGS.out), multiprocessing.get_context("spawn")
     record = resume(path)
     done = [(result["case"], result["tile"]) for result in record["results"]]
     wanted = [(case, tile) for case, tile in wanted if (vars(case), list(tile)) not in done]

@@ -67,6 +67,10 @@ def test_checks_are_measured_written_and_taken_up_again(tmp_path, capsys):
         ("--shapes=9b", "--shapes has 9b, knows tiny"),
         ("--impls=pallas", "pallas needs a Hopper GPU"),
         ("--prefix=33", "must be a multiple of the block of 32"),
+        ("--cases=", "--cases is empty"),
+        ("--impls=", "--impls is empty"),
+        ("--out=/nowhere/checks.json", "/nowhere must be a folder that can be written to"),
+        ("--out=/tmp", "is a folder, must be a file"),
     ],
 )
 def test_flags_that_name_nothing_are_refused(flag, message, tmp_path):
