@@ -99,6 +99,23 @@ def test_fold_numbers_out_of_range(name, value):
         dataclasses.replace(EXACT, **{name: value})
 
 
+@pytest.mark.parametrize("name", ["threshold", "temperature", "tau", "guard"])
+@pytest.mark.parametrize("value", [np.float16(0.5), jnp.bfloat16(0.5), jnp.asarray(0.5, jnp.bfloat16), np.longdouble(0.5)])
+def test_narrow_and_wide_numbers_pass(name, value):
+    kind = sf.FoldConfig if name in sf.FoldConfig.__dataclass_fields__ else sf.DecodeConfig
+    assert getattr(kind(**{name: value}), name) == np.float32(0.5)
+
+
+def test_a_truth_value_is_no_number():
+    for true in (True, np.True_, jnp.asarray(True)):
+        with pytest.raises(ValueError, match=r"temperature=.* must be .*, not a truth value"):
+            sf.DecodeConfig(temperature=true)
+        with pytest.raises(ValueError, match=r"temperature=.* must be .*, not a truth value"):
+            jax.jit(lambda x: sf.DecodeConfig(temperature=x).threshold)(true)
+    with pytest.raises(ValueError, match=r"seed=.* must be an int32"):
+        jax.jit(lambda x: sf.DecodeConfig(seed=x).threshold)(jax.random.key(0))
+
+
 SIZES, SWITCHES = ("max_new_tokens", "block_size", "sub_block", "steps"), ("correction", "force_revealed", "fold_commit", "pack", "share")
 WRONG = [
     (name, value, "must be a whole number of at least 1") for name in SIZES for value in (0, -3, 1.5, "8", True, [8], NAN, np.float32(8))
@@ -309,6 +326,24 @@ def test_numbers_that_go_bad_under_jit_leave_every_row_alone(name, value, fast, 
     np.testing.assert_array_equal(out.stats.status, np.full(8, 5 if name else 0))
     np.testing.assert_array_equal(np.asarray(out.lengths) == ragged.lengths, np.full(8, bool(name)))
     assert np.asarray(out.stats.nfe).any() != bool(name)
+
+
+UNCHECKED = [NAN, -1.0, np.float32([0.5, 0.5]), jnp.asarray(NAN), jnp.asarray([0.5, 0.5])]
+
+
+@pytest.mark.parametrize("value", UNCHECKED, ids=str)
+@pytest.mark.parametrize("name", ["threshold", "temperature", "tau", "guard"])
+def test_leaves_that_no_constructor_saw_are_checked(name, value, fast, ragged):
+    def with_it(numbers):
+        return jax.tree.map_with_path(lambda path, leaf: value if path[-1].name == name else leaf, numbers)
+
+    decode, fold = with_it(config(temperature=1.0)), with_it(EXACT)
+    for check in (sf.validate, sf.specfold_decode):
+        with pytest.raises(ValueError, match=rf"{name}=.* must be a"):
+            check(fast.params, *ragged, fast.model, decode, graph=GRAPH, fold=fold)
+    if np.ndim(value):
+        with pytest.raises(ValueError, match=rf"{name}=.* must be a number, not an array of shape \(2,\)"):
+            specfold(fast.params, *ragged, fast.model, decode, GRAPH, fold)
 
 
 def test_rebuilding_a_configuration_from_its_leaves_checks_nothing():

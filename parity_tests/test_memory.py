@@ -101,8 +101,21 @@ def test_the_error_names_first_what_saves_most(fast):
         "lower the prompts' cap",
     ):
         assert part in words
-    saved = levers(fast.model, wide)["batch"]
-    assert saved == sum(table(fast.model, wide).values()) - sum(table(fast.model, replace(wide, batch=32)).values())
+
+
+def test_levers_save_of_the_peak(fast):
+    """What else the table holds is not there at the time: less of it helps nobody. Nor does a lever that saves next to nothing."""
+    given = fast.params, fast.model, DECODE
+    for sizes in (sizes_of(*given, 64, 32, GRAPH), sizes_of(*given, 2, 8192, GRAPH)):
+        whole = peak(table(fast.model, sizes))
+        for name, saved in levers(fast.model, sizes).items():
+            assert saved == whole - peak(table(fast.model, replace(sizes, **{name: getattr(sizes, name) // 2})))
+            assert whole / 100 <= saved < whole
+    assert "drafts" not in levers(fast.model, sizes)  # a prefill is what is largest there
+    assert "the largest of prefill 2.0 GiB" in message(fast.model, sizes)
+    heavy = replace(sizes, capacity=32, parameters=2**40)
+    assert list(levers(fast.model, heavy)) == ["batch"]
+    assert "lowering none of these helps" in message(fast.model, replace(heavy, batch=1, capacity=1, max_new_tokens=1, drafts=0))
 
 
 def test_a_full_device_is_explained_and_other_errors_pass(fast):
@@ -113,6 +126,8 @@ def test_a_full_device_is_explained_and_other_errors_pass(fast):
     ):
         raise FULL
     assert caught.value.__cause__ is FULL
+    with pytest.raises(OutOfDeviceMemory, match=r"\(RESOURCE_EXHAUSTED: so it is\)$"), explained(*given):
+        raise jax.errors.JaxRuntimeError("\nRESOURCE_EXHAUSTED: so it is")
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), explained(*given):
         raise jax.errors.JaxRuntimeError("INTERNAL: no")
     with pytest.raises(OutOfDeviceMemory), explained(*given):

@@ -60,14 +60,22 @@ def test_sweeps_share_one_compilation(name, fast, ragged):
     assert compilations.count == 0
 
 
+@pytest.mark.parametrize("value", [jnp.asarray(0.5), jnp.asarray(1), jnp.asarray(0.5, jnp.bfloat16)], ids=str)
+def test_arrays_are_stored_like_other_numbers(value):
+    """With their field's own dtype, which is strong, and on the device."""
+    given, plain = config(threshold=value, temperature=value), config(threshold=1.0, temperature=1.0)
+    assert [jax.typeof(x) for x in jax.tree.leaves(given)] == [jax.typeof(x) for x in jax.tree.leaves(plain)]
+    assert isinstance(given.temperature, jax.Array)
+
+
 ZEROS = (0, 0.0, -0.0, np.float32(0), np.zeros(()), np.int64(0), jnp.zeros(()), jnp.int32(0))
 
 
 @pytest.mark.parametrize("zero", ZEROS, ids=lambda zero: f"{type(zero).__name__} {zero}")
 def test_a_temperature_of_zero_is_part_of_the_structure(zero):
     greedy, sampled = config(temperature=zero), config(temperature=0.7)
-    assert greedy.greedy
-    assert not sampled.greedy
+    assert greedy.greedy is True
+    assert sampled.greedy is False
     leaves, structure = jax.tree.flatten(greedy)
     assert structure == jax.tree.structure(config())
     assert structure != jax.tree.structure(sampled)
@@ -132,6 +140,15 @@ def test_numpy_and_jax_inputs_are_alike(fast, ragged, temperature):
         for same in (on_host, on_device):
             for got, expected in zip(jax.tree.leaves(specfold(*same)), jax.tree.leaves(want), strict=True):
                 np.testing.assert_array_equal(got, expected)
+    assert compilations.count == 0
+
+
+def test_weakly_typed_arrays_compile_nothing(fast, ragged):
+    """`jnp.asarray` of a Python number: the first of a kind compiles its conversion, which is not part of the decode."""
+    weak = config(jnp.asarray(0.9), temperature=jnp.asarray(0.8)), dataclasses.replace(FOLD, tau=jnp.asarray(0.2), guard=jnp.asarray(0.5))
+    specfold(fast.params, *ragged, fast.model, config(temperature=1.0), GRAPH, FOLD)
+    with Compilations() as compilations:
+        specfold(fast.params, *ragged, fast.model, weak[0], GRAPH, weak[1])
     assert compilations.count == 0
 
 

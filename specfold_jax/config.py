@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
@@ -30,7 +31,7 @@ def _static(**kwargs: Any) -> Any:
 
 def _is_zero(value: Any) -> bool:
     """Whether a number is the host's 0 that `_number` stores. Arrays are not looked at: that would wait for the device."""
-    return isinstance(value, np.generic) and value == 0
+    return isinstance(value, np.generic) and bool(value == 0)
 
 
 def _register[T: type](cls: T) -> T:
@@ -67,24 +68,33 @@ def concrete(value: Any) -> np.ndarray | None:
     return np.asarray(value)
 
 
+@np.errstate(over="ignore")  # beyond a dtype is infinity
 def _number(config: Any, name: str, dtype: type, rule: str, valid: Any, axes: int = 0) -> None:
     """Checks a swept number and stores it with a strong dtype, so that 0.9 and np.float32(0.9) share one compilation.
 
-    Arrays stay what they are, except that a 0 which is to be static is stored on the host.
+    JAX's arrays stay on their device, except that a 0 which is to be static is stored on the host. Of a tracer only dtype and shape
+    are checked.
     """
-    value = getattr(config, name)
-    if isinstance(value, Tracer):
-        return
+    value, fault = getattr(config, name), None
+    traced = isinstance(value, Tracer)
     try:
-        found = np.asarray(value)
+        found = value if traced else np.asarray(value)
+        number = jnp.issubdtype(found.dtype, np.floating) or jnp.isdtype(found.dtype, "integral")
     except (TypeError, ValueError):  # uneven lists, random keys
-        found = np.asarray(None)
-    if found.dtype.kind not in "iuf" or not found.size or found.ndim > axes or not bool(np.all(valid(found))):
-        raise ValueError(f"{name}={show(value)} must be {rule}")
+        found, number = np.asarray(None), False
+    if not number:
+        fault = rule + ", not a truth value" * (found.dtype == bool)
+    elif found.ndim > axes:
+        fault = f"a number{' or one a row' * axes}, not an array of shape {found.shape}"
+    elif not traced and not (found.size and np.all(valid(found.astype(np.float64)))):
+        fault = rule
+    if fault:
+        raise ValueError(f"{name}={show(value)} must be {fault}")
+    if traced:
+        return
     static = config.__dataclass_fields__[name].metadata.get("static_zero") and not found.any()
-    if static or not isinstance(value, jax.Array):
-        with np.errstate(over="ignore"):  # beyond float32 is infinity
-            object.__setattr__(config, name, found.astype(dtype)[()])
+    on_host = static or not isinstance(value, jax.Array)
+    object.__setattr__(config, name, found.astype(dtype)[()] if on_host else lax.convert_element_type(value, dtype))
 
 
 @_register

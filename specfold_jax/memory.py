@@ -18,6 +18,8 @@ from specfold_jax.implementations import chosen
 
 FLOAT = 4
 """Bytes of an fp32 number: logits and attention scores are fp32 whatever the parameters are."""
+PHASES = ("prefill", "activations of a check", "logits")
+"""What of the table is held one after another; the rest is held throughout."""
 
 
 class OutOfDeviceMemory(MemoryError):
@@ -82,21 +84,22 @@ def table(model: ModelConfig, sizes: Sizes) -> dict[str, int]:
 
 def peak(found: dict[str, int]) -> int:
     """Bytes held at once at least: a prefill is over when checks begin."""
-    always = found["parameters"] + found["K/V cache"]
-    return always + max(found["prefill"], found["activations of a check"], found["logits"])
+    phases = [found[name] for name in PHASES]
+    return sum(found.values()) - sum(phases) + max(phases)
 
 
 def levers(model: ModelConfig, sizes: Sizes) -> dict[str, int]:
-    """Bytes that halving batch, capacity, max_new_tokens or drafts saves of everything in the table, what saves most first.
+    """Bytes that halving batch, capacity, max_new_tokens or drafts saves of the peak, what saves most first.
 
-    What is as small as it can be is left out.
+    What is as small as it can be, or saves nothing, is left out; so is what saves less than a hundredth, except the best.
     """
-    whole = sum(table(model, sizes).values())
+    whole = peak(table(model, sizes))
     names = ("batch", "capacity", "max_new_tokens", "drafts")
     least = {name: 0 if name == "drafts" else 1 for name in names}
     smaller = {name: getattr(sizes, name) // 2 for name in names if getattr(sizes, name) > least[name]}
-    saved = {name: whole - sum(table(model, replace(sizes, **{name: value})).values()) for name, value in smaller.items()}
-    return dict(sorted(saved.items(), key=lambda pair: -pair[1]))
+    saved = {name: whole - peak(table(model, replace(sizes, **{name: value}))) for name, value in smaller.items()}
+    best = max(saved.values(), default=0)
+    return {name: size for name, size in sorted(saved.items(), key=lambda pair: -pair[1]) if size > 0 and size >= min(best, whole / 100)}
 
 
 def sizes_of(
@@ -124,7 +127,9 @@ def sizes_of(
 def message(model: ModelConfig, sizes: Sizes, limit: int | None = None) -> str:
     """The error's words. `limit`: bytes the device has, if it says."""
     found = table(model, sizes)
-    parts = ", ".join(f"{name} {readable(size)}" for name, size in found.items() if size)
+    parts = {name: f"{name} {readable(size)}" for name, size in found.items() if size}
+    phases = [parts.pop(name) for name in PHASES if name in parts]
+    held = f"{', '.join(parts.values())}, and the largest of {', '.join(phases)}"
     has = f" of the device's {readable(limit)}" if limit else ""
     drafts = f"D={sizes.drafts} drafts"
     setting = f"batch={sizes.batch}, capacity={sizes.capacity} + max_new_tokens={sizes.max_new_tokens}, {drafts}, impl={sizes.impl!r}"
@@ -135,8 +140,8 @@ def message(model: ModelConfig, sizes: Sizes, limit: int | None = None) -> str:
         "drafts": "D",
     }
     saved = [f"{named[name]} (half of it saves {readable(size)})" for name, size in levers(model, sizes).items()]
-    advice = f"lower {', then '.join(saved)}" if saved else "nothing of these can be lowered; the model needs a larger device"
-    return f"out of device memory with {setting}: at least {readable(peak(found))}{has} are needed at once: {parts}; {advice}"
+    advice = f"lower {', then '.join(saved)}" if saved else "lowering none of these helps; the model needs a larger device"
+    return f"out of device memory with {setting}: at least {readable(peak(found))}{has} are needed at once: {held}; {advice}"
 
 
 def readable(size: int) -> str:
@@ -170,7 +175,7 @@ def explained(
         batch, capacity = shape
         impl = chosen(decode, params, model, fold, 1 if graph is None else graph.token_ranks)
         sizes = sizes_of(params, model, decode, batch, capacity, graph, impl)
-        first = str(error).splitlines()[0]
+        first = str(error).strip().splitlines()[0]
         raise OutOfDeviceMemory(f"{message(model, sizes, _limit(params))} ({first})") from error
 
 

@@ -1,5 +1,6 @@
 """Checks on arrays: on the host with clear errors, and under `jit` as a status per row."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -55,7 +56,10 @@ def validate(
 
     Static facts (shapes, sizes) are always checked; values only where they are concrete.
     """
-    del params, fold  # checked by their constructors and by the loader
+    del params  # checked by the loader
+    for config in (decode, fold):  # again, for leaves may have been replaced behind their constructors' backs
+        if config is not None:
+            replace(config)
     block, sub_block = decode.block(model), decode.window(model)
     for name, array in (("prompts", prompts), ("lengths", lengths)):
         dtype = getattr(array, "dtype", None)

@@ -74,7 +74,8 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="N", help="of the sampling noise (default 0)")
     group.add_argument("--share", action="store_true", default=None, help="a commit may be the next block's first check too (default)")
     group.add_argument("--no_share", dest="share", action="store_false", default=None, help="commits on their own")
-    group.add_argument("--impl", metavar="NAME", help="auto (default): pallas where a GPU and the model allow it, or xla; or insist on one")
+    impl = "auto (default): pallas where all GPUs are Hopper and the kernels support model and options, else xla; or insist on one"
+    group.add_argument("--impl", metavar="NAME", help=impl)
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
