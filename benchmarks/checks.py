@@ -30,19 +30,18 @@ from jaxtyping import Array, Int
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import results_file, start
+from benchmarks.command import refuse_without_hopper, results_file, start
 from benchmarks.decode import DTYPES, floors, in_shape
 from benchmarks.decode_tables import EMBEDDED
 from benchmarks.embed import SHAPES
 from benchmarks.environment import alone, environment, fingerprint, today
 from benchmarks.timing import grouped, spread
-from benchmarks.timing_jax import empty_turn, kernel_times, loop, turn_seconds
+from benchmarks.timing_jax import check_loop, empty_turn, kernel_times, turn_seconds
 from specfold_jax.checkpoint import resolve_folder
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.data import packaged_problems
 from specfold_jax.draft import descent
 from specfold_jax.files import read_json, write_json
-from specfold_jax.implementations import check
 from specfold_jax.model import Branches, Cache, Checked, Params, prefill
 from specfold_jax.tokens import encode, load_tokenizer
 
@@ -85,12 +84,7 @@ def inputs(params: Params, model: ModelConfig, batch: int, drafts: int, prefix: 
 
 def run(model: ModelConfig, decode: DecodeConfig, given: Given, fold: FoldConfig | None, turns: Array) -> Checked:
     """So many checks, each after the one before."""
-    params, branches, cache, starts = given
-
-    def once(given: tuple[Branches, Array]) -> Checked:
-        return check(params, given[0], cache, given[1], model, decode, fold)
-
-    return loop(turns, once, (branches, starts))
+    return check_loop(*given, model, decode, fold, turns)
 
 
 def settings(shape: str, impl: str, batch: int, drafts: int) -> list[Setting]:
@@ -146,8 +140,8 @@ def cases() -> Iterator[tuple[int, int]]:
             FoldConfig(float(tau))
         except ValueError as error:
             raise app.UsageError(f"--taus has {tau!r}: {error}") from error
-    if "pallas" in FLAGS.impls and getattr(jax.devices()[0], "compute_capability", None) != "9.0":
-        raise app.UsageError(f"--impls: pallas needs a Hopper GPU, not {jax.devices()[0].device_kind}; name others")
+    if "pallas" in FLAGS.impls:
+        refuse_without_hopper("--impls=pallas")
 
 
 def resume(path: Path) -> dict[str, Any]:

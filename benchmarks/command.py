@@ -33,6 +33,14 @@ def start(main: Callable[[], int | None], own: flags.FlagValues) -> None:
     app.run(checked)
 
 
+def refuse_without_hopper(what: str) -> None:
+    """Raises UsageError where the Pallas kernels cannot run; `what` asks for them."""
+    from kernels_pallas.launch import no_hopper  # asks JAX for devices, for which programs set the environment first
+
+    if reason := no_hopper():
+        raise app.UsageError(f"{what}: {reason}")
+
+
 def results_file(out: str | None) -> Path:
     """The file that --out names. Raises UsageError if it cannot be written, before anything is measured."""
     path = Path(str(out))

@@ -32,7 +32,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import results_file, start
+from benchmarks.command import refuse_without_hopper, results_file, start
 from benchmarks.environment import environment, fingerprint, today
 from benchmarks.op_cases import BLOCK, OP_SHAPES, OPS, PACKED, Arrays, Case, allowed, errors, floor, inputs
 from benchmarks.op_kernels import IMPLEMENTATIONS, Function, reference, takes
@@ -184,12 +184,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 def check_device() -> None:
     """Raises UsageError for implementations that cannot run here."""
     if "pallas" in FLAGS.impls:
-        from kernels_pallas.launch import require_hopper
-
-        try:
-            require_hopper()
-        except NotImplementedError as error:
-            raise app.UsageError(f"--impls=pallas: {error}") from error
+        refuse_without_hopper("--impls=pallas")
     if "triton" in FLAGS.impls and jax.default_backend() != "gpu":
         raise app.UsageError("--impls=triton needs a CUDA device, and there is none")
 

@@ -23,7 +23,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import results_file, start
+from benchmarks.command import refuse_without_hopper, results_file, start
 from benchmarks.embed import SHAPES, Shape
 from benchmarks.environment import environment, fingerprint, today
 from kernels_pallas.tiles import BARRIER_BYTES, DEPTH, MOST_STAGES, MULTIPROCESSORS, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
@@ -206,12 +206,7 @@ def main() -> int:
     """Measures what the flags say; 1 if a tile failed or was wrong."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # for this process and those it starts
     wanted = [(case, tile) for case in cases() for tile in candidates(case)[: FLAGS.most]]
-    from kernels_pallas.launch import require_hopper
-
-    try:
-        require_hopper()
-    except NotImplementedError as error:
-        raise app.UsageError(f"tiles are timed on the GPU they are for: {error}") from error
+    refuse_without_hopper("tiles are timed on the GPU they are for")
     path, context = results_file(FLAGS.out), multiprocessing.get_context("spawn")
     record = resume(path)
     done = [(result["case"], result["tile"]) for result in record["results"]]

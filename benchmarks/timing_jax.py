@@ -27,7 +27,7 @@ from specfold_jax.decode import decode_step, specfold_decode, spiffy_decode, van
 from specfold_jax.distribution import Distributions
 from specfold_jax.graph import DraftGraph
 from specfold_jax.implementations import check, settled
-from specfold_jax.model import Branches, Checked, Params
+from specfold_jax.model import Branches, Cache, Checked, Params
 from specfold_jax.reveal import Ranked
 from specfold_jax.state import Decoded, DecodeState, begin, unfinished
 from specfold_jax.validate import row_status
@@ -86,11 +86,26 @@ def loop[T](turns: Array, function: Callable[..., T], given: Any) -> T:
     return lax.fori_loop(0, turns, lambda _, last: function(_after(given, last)), nothing)
 
 
-def _check(params: Params, state: DecodeState, branches: Branches, how: How, turns: Array) -> Checked:
-    def once(given: tuple[Branches, Array]) -> Checked:
-        return check(params, given[0], state.cache, given[1], how.model, how.settled(params), how.fold)
+def check_loop(
+    params: Params,
+    branches: Branches,
+    cache: Cache,
+    starts: Array,
+    model: ModelConfig,
+    decode: DecodeConfig,
+    fold: FoldConfig | None,
+    turns: Array,
+) -> Checked:
+    """So many checks of the same branches, each after the one before."""
 
-    return loop(turns, once, (branches, state.row.start))
+    def once(given: tuple[Branches, Array]) -> Checked:
+        return check(params, given[0], cache, given[1], model, decode, fold)
+
+    return loop(turns, once, (branches, starts))
+
+
+def _check(params: Params, state: DecodeState, branches: Branches, how: How, turns: Array) -> Checked:
+    return check_loop(params, branches, state.cache, state.row.start, how.model, how.settled(params), how.fold, turns)
 
 
 def _head(params: Params, state: DecodeState, branches: Branches, checked: Checked, how: How, turns: Array) -> Ranked:

@@ -37,12 +37,6 @@ def no_hopper() -> str | None:
     return None
 
 
-def require_hopper() -> None:
-    """NotImplementedError where the kernels cannot run."""
-    if reason := no_hopper():
-        raise NotImplementedError(reason)
-
-
 def launch(
     name: str, body: Callable[..., None], out: Any, grid: Mapping[str, int], *inputs: jax.Array, warpgroups: int = 1, **options: Any
 ) -> Any:

@@ -65,7 +65,7 @@ def test_checks_are_measured_written_and_taken_up_again(tmp_path, capsys):
         ("--cases=1x32", "at most 31 drafts"),
         ("--taus=-1", "--taus has '-1'"),
         ("--shapes=9b", "--shapes has 9b, knows tiny"),
-        ("--impls=pallas", "pallas needs a Hopper GPU"),
+        ("--impls=pallas", "--impls=pallas: the Pallas kernels need a Hopper GPU .*, not cpu"),
         ("--prefix=33", "must be a multiple of the block of 32"),
         ("--cases=", "--cases is empty"),
         ("--impls=", "--impls is empty"),

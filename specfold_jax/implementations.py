@@ -6,6 +6,7 @@ that may use the kernels still decides when it is lowered for a platform: compil
 
 import functools
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -67,6 +68,16 @@ def _say(reason: str) -> None:
     warnings.warn(f"impl='auto' decodes with XLA: {reason}; impl='xla' chooses it without this warning", stacklevel=3)
 
 
+def _by[T](impl: str, plain: Callable[[], T], kernels: Callable[[], T]) -> T:
+    """What the settled implementation gives; "auto" decides when it is lowered."""
+    match impl:
+        case "xla":
+            return plain()
+        case "pallas":
+            return kernels()
+    return lax.platform_dependent(cuda=kernels, default=plain)
+
+
 def check(
     params: Params,
     branches: Branches,
@@ -94,12 +105,7 @@ def check(
         found = plain()
         return found._replace(place=found.places())
 
-    match impl:
-        case "xla":
-            return plain()
-        case "pallas":
-            return kernels()
-    return lax.platform_dependent(cuda=kernels, default=placed)
+    return _by(impl, placed if impl == "auto" else plain, kernels)
 
 
 def rank(
@@ -127,9 +133,4 @@ def rank(
         found = rank_wanted(flat, weight, seeds, positions, steps, wanted.reshape(-1), decode.heat, model.mask_id, ranks)
         return Ranked(*(x.reshape(*hidden.shape[:-1], *x.shape[1:]) for x in found))
 
-    match impl:
-        case "xla":
-            return plain()
-        case "pallas":
-            return kernels()
-    return lax.platform_dependent(cuda=kernels, default=plain)
+    return _by(impl, plain, kernels)
