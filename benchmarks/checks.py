@@ -19,7 +19,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,18 +29,18 @@ from jaxtyping import Array, Int
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import refuse_without_hopper, results_file, start
+from benchmarks.command import refuse_without_hopper, start
 from benchmarks.decode import DTYPES, floors, in_shape
 from benchmarks.decode_tables import EMBEDDED
 from benchmarks.embed import SHAPES
-from benchmarks.environment import alone, environment, fingerprint, today
+from benchmarks.environment import environment
+from benchmarks.results_file import ResultsFile
 from benchmarks.timing import grouped, spread
 from benchmarks.timing_jax import check_loop, empty_turn, kernel_times, turn_seconds
 from specfold_jax.checkpoint import resolve_folder
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.data import packaged_problems
 from specfold_jax.draft import descent
-from specfold_jax.files import read_json, write_json
 from specfold_jax.model import Branches, Cache, Checked, Params, prefill
 from specfold_jax.tokens import encode, load_tokenizer
 
@@ -144,17 +143,6 @@ def cases() -> Iterator[tuple[int, int]]:
         refuse_without_hopper("--impls=pallas")
 
 
-def resume(path: Path) -> dict[str, Any]:
-    """The results so far, or none. Raises ValueError if they were measured with anything else than what is here."""
-    here = environment(FLAGS.commit) | {"code": fingerprint("specfold_jax", "kernels_pallas"), "xla_flags": os.environ.get("XLA_FLAGS", "")}
-    if not path.exists():
-        return {"benchmark": "checks", "environment": here, "date": today(), "results": []}
-    before = read_json(path, "results of benchmarks.checks")
-    if before.get("environment") != here:
-        raise ValueError(f"{path}: was measured with another environment; move it away to start anew")
-    return before
-
-
 def table(results: Sequence[dict[str, Any]]) -> Table:
     """All results, each over vanilla's check and over XLA's of the same case, in the same run."""
     out = Table(
@@ -183,11 +171,14 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 def main() -> int:
     """Measures what the flags say; 1 if a case failed."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
-    wanted, console, path, failed = list(cases()), Console(width=170), results_file(FLAGS.out), 0
-    record = resume(path)
-    done = [result["setting"] for result in record["results"]]
+    wanted, console, failed = list(cases()), Console(width=170), 0
+    file = ResultsFile.named(FLAGS.out, "checks", environment(FLAGS.commit))
+
+    def done() -> list[Setting]:
+        return [result["setting"] for result in file.results]
+
     for shape in FLAGS.shapes:
-        pending = [s for impl in FLAGS.impls for case in wanted for s in settings(shape, impl, *case) if s not in done]
+        pending = [s for impl in FLAGS.impls for case in wanted for s in settings(shape, impl, *case) if s not in done()]
         if not pending:
             continue
         model, params = in_shape(shape, FLAGS.dtype)
@@ -207,15 +198,13 @@ def main() -> int:
         programs = compile_all({name(s): parts(s) for s in pending}, model)
         for s in pending:
             try:
-                with alone(path):
-                    record["results"] = resume(path)["results"]  # with what was added by others
-                    if s not in [result["setting"] for result in record["results"]]:
-                        record["results"].append({"setting": s, "measured": measure(s, *parts(s)[1:], programs[name(s)])})
-                        write_json(path, record)
+                with file.alone():
+                    if s not in done():  # others may have added it
+                        file.add({"setting": s, "measured": measure(s, *parts(s)[1:], programs[name(s)])})
             except Exception as error:  # the machine's time is for the others
                 failed += 1
                 console.print(f"failed: {s}: {type(error).__name__}: {error}", markup=False)
-    console.print(table(record["results"]))
+    console.print(table(file.results))
     return int(failed > 0)
 
 

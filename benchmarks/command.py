@@ -1,9 +1,7 @@
 """How a program of this folder runs: its flags are its own until then, so that modules can be imported side by side."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from absl import app, flags
 
@@ -39,13 +37,3 @@ def refuse_without_hopper(what: str) -> None:
 
     if reason := no_hopper():
         raise app.UsageError(f"{what}: {reason}")
-
-
-def results_file(out: str | None) -> Path:
-    """The file that --out names. Raises UsageError if it cannot be written, before anything is measured."""
-    path = Path(str(out))
-    if path.is_dir():
-        raise app.UsageError(f"--out={path} is a folder, must be a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise app.UsageError(f"--out={path}: {path.parent} must be a folder that can be written to")
-    return path

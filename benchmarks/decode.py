@@ -31,11 +31,9 @@ XLA_PYTHON_CLIENT_PREALLOCATE says so. JAX_COMPILATION_CACHE_DIR keeps what XLA 
 import gc
 import hashlib
 import itertools
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +43,11 @@ import torch
 from absl import app, flags
 from rich.console import Console
 
-from benchmarks.command import refuse_without_hopper, results_file, start
+from benchmarks.command import refuse_without_hopper, start
 from benchmarks.decode_tables import Result, Setting, bars, kin, line, table, title
 from benchmarks.embed import SHAPES, embed
-from benchmarks.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND, alone, environment, fingerprint, today
+from benchmarks.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND, environment
+from benchmarks.results_file import ResultsFile
 from benchmarks.timing import Side, at_prefix, decode_all, largest, span, spread, time_parts
 from benchmarks.timing_jax import How, JaxSide, compile_programs
 from benchmarks.timing_torch import TorchSide
@@ -56,7 +55,6 @@ from specfold_jax.calibrate import choose
 from specfold_jax.checkpoint import load, resolve_folder
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.data import packaged_problems
-from specfold_jax.files import write_json
 from specfold_jax.generate import batches, pad
 from specfold_jax.graph import DraftGraph
 from specfold_jax.records import watch
@@ -203,24 +201,6 @@ def compare(result: Result, results: Sequence[Result]) -> None:
     measured["broken"] = measured["identical"] < len(vanilla) and s["method"] == "spiffy" and s["impl"] in ("pallas", "triton")
 
 
-def resume(path: Path) -> dict[str, Any]:
-    """The results so far, or none. Raises ValueError if they were measured with anything else than what is here."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    here = environment(_COMMIT.value)
-    here |= {
-        "code": fingerprint(*CODE),
-        "torch_device": device,
-        "versions": here["versions"] | {name: version(name) for name in ("torch", "triton")},
-    }
-    record = {"benchmark": "decode", "model": MODEL, "environment": here, "date": today(), "results": []}
-    if not path.exists():
-        return record
-    before = json.loads(path.read_text(encoding="utf-8"))
-    if differ := [name for name in ("benchmark", "model", "environment") if before.get(name) != record[name]]:
-        raise ValueError(f"{path}: was measured with another {' and '.join(differ)}; move it away to start anew")
-    return before
-
-
 def check_flags() -> None:
     """Raises UsageError for shapes and implementations that are unknown or cannot run here."""
     if unknown := [name for name in _SHAPES.value if name not in SHAPES]:
@@ -237,12 +217,12 @@ def check_flags() -> None:
         refuse_without_hopper("--impls=pallas")
 
 
-def run(record: dict[str, Any], ids: Ids, graphs: Graphs, report: Callable[[Result], None], say: Callable[[str], None]) -> list[str]:
-    """Measures what is not in the record, and reports each setting; what failed, in words.
+def run(file: ResultsFile, ids: Ids, graphs: Graphs, say: Callable[[str], None]) -> list[str]:
+    """Measures what is not in the file; what failed, in words.
 
     All of JAX comes before PyTorch, whose profiler does not let go of the GPU.
     """
-    done, failed = [result["setting"] for result in record["results"]], []
+    done, failed = [result["setting"] for result in file.results], []
     for names, shape in itertools.product(SIDES.values(), _SHAPES.value):
         groups = [settings(shape, impl, int(batch)) for impl in _IMPLS.value if impl in names for batch in _BATCH.value]
         if not (groups := [group for group in ([s for s in group if s not in done] for group in groups) if group]):
@@ -255,9 +235,12 @@ def run(record: dict[str, Any], ids: Ids, graphs: Graphs, report: Callable[[Resu
                 say(f"{where}: {'compiling' if names == SIDES['jax'] else 'preparing'} {len(group)} settings")
                 states: dict[int | None, Any] = {}
                 for setting, side in sides(group, params, model, graphs, ids):
-                    with alone(Path(str(_OUT.value))):
+                    with file.alone():
                         say(f"{where}: {title(setting)}")
-                        report({"setting": setting, "measured": measure(setting, side, params, ids, states)})
+                        result = {"setting": setting, "measured": measure(setting, side, params, ids, states)}
+                        compare(result, file.results)
+                        file.add(result)
+                        say(line(result))
             except Exception as error:  # the machine's time is for the others
                 failed.append(f"{where}: {type(error).__name__}: {error}")
                 say(failed[-1])
@@ -271,26 +254,19 @@ def main() -> int:
     """Measures what the flags say."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
     check_flags()
-    path, console, begun = results_file(_OUT.value), Console(width=240), time.monotonic()
-    record = resume(path)
+    console, begun = Console(width=240), time.monotonic()
+    file = ResultsFile.named(str(_OUT.value), "decode", environment(_COMMIT.value, with_torch=True), model=MODEL)
     ids = encode(load_tokenizer(resolve_folder("tiny")), [problem.question for problem in packaged_problems()])
     graphs = {}
     for drafts in map(int, _DRAFTS.value):
-        where = Path(_GRAPH.value or path.with_name(f"{path.stem}.graph{drafts}.json"))
+        where = Path(_GRAPH.value or file.path.with_name(f"{file.path.stem}.graph{drafts}.json"))
         graphs[drafts] = draft_graph(where, ids[-_CALIBRATION.value :], DecodeConfig(_TOKENS.value), drafts)
 
     def say(text: str) -> None:
         console.print(f"{time.monotonic() - begun:6.0f} s  {text}", highlight=False, markup=False)
 
-    def report(result: Result) -> None:
-        record["results"] = resume(path)["results"]  # with what was added by others
-        compare(result, record["results"])
-        record["results"].append(result)
-        write_json(path, record)
-        say(line(result))
-
-    failed = run(record, ids, graphs, report, say)
-    console.print(table(record["results"]), bars(record["results"]))
+    failed = run(file, ids, graphs, say)
+    console.print(table(file.results), bars(file.results))
     for text in failed:
         say(f"failed: {text}")
     return 1 if failed else 0

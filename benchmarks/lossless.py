@@ -9,6 +9,7 @@ GPU library's matrix products is counted beside it, not expected to be exact.
 """
 
 import dataclasses
+import itertools
 import time
 from typing import Any
 
@@ -16,17 +17,19 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from benchmarks.command import results_file, start
-from benchmarks.environment import environment, today
+from benchmarks.command import start
+from benchmarks.environment import environment
+from benchmarks.results_file import ResultsFile
 from specfold_jax.calibrate import choose
 from specfold_jax.checkpoint import load
 from specfold_jax.config import IMPLEMENTATIONS, DecodeConfig, FoldConfig
 from specfold_jax.data import packaged_problems
-from specfold_jax.files import write_json
 from specfold_jax.generate import Run, pad, run_all, same_tokens
 from specfold_jax.records import watch
 from specfold_jax.tokens import encode, load_tokenizer
 from specfold_jax.verify import differences
+
+LOSSLESS_FOLD = "specfold, guard inf"
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_integer("samples", 500, "held-out problems, from the front", lower_bound=1, flag_values=FLAGS)
@@ -58,21 +61,19 @@ def compare(setting: dict[str, Any], run: Run, vanilla: Run) -> dict[str, Any]:
 
 
 def main() -> None:
-    path = results_file(FLAGS.out)
+    """Compares what the file does not have yet."""
     if FLAGS.impl == "pallas" and "float32" in FLAGS.dtype:
         raise app.UsageError("--impl=pallas has no float32; name --dtype=bfloat16")
+    sizes = {name: FLAGS[name].value for name in ("samples", "calibration", "drafts")}
+    file = ResultsFile.named(FLAGS.out, "lossless", environment(FLAGS.commit), impl=FLAGS.impl, **sizes)
     jax.config.update("jax_default_matmul_precision", "highest")
     tokenizer, problems = load_tokenizer("tiny"), packaged_problems()
     ids = encode(tokenizer, [problem.question for problem in problems])
     asked, watched = ids[: FLAGS.samples], pad(ids[-FLAGS.calibration :])
-    record: dict[str, Any] = {"about": environment(FLAGS.commit) | {"date": today()}, "results": []}
     begun = time.monotonic()
 
-    def add(line: dict[str, Any]) -> None:
-        record["results"].append(line)
-        write_json(path, record)
-        where = ", ".join(f"{name}={value}" for name, value in line.items() if name != "first_differences")
-        print(f"{time.monotonic() - begun:6.0f} s  {where}", flush=True)
+    def missing(setting: dict[str, Any]) -> bool:
+        return not any(setting.items() <= result.items() for result in file.results)
 
     graphs = {}
     for dtype in FLAGS.dtype:
@@ -83,19 +84,21 @@ def main() -> None:
             prompts, lengths = map(jnp.asarray, watched)
             records = watch(params, prompts, lengths, model, dataclasses.replace(base, impl="xla"), reach=reach)
             graphs = {source: choose(records, model, base, FLAGS.drafts, source, reach=reach, name="tiny") for source in FLAGS.source}
-        for batch in FLAGS.batch if dtype == "float32" else FLAGS.batch[:1]:
-            for temperature in FLAGS.temperature:
-                decode = dataclasses.replace(base, temperature=temperature)
-                vanilla = run_all("vanilla", params, asked, model, decode, batch=batch)
-                setting = {"dtype": dtype, "batch": batch, "temperature": temperature}
-                for source, graph in graphs.items():
-                    run = run_all("spiffy", params, asked, model, decode, graph, batch=batch)
-                    add(compare(setting | {"method": "spiffy", "source": source}, run, vanilla))
-                if batch == FLAGS.batch[0]:
-                    source, graph = next(iter(graphs.items()))
-                    fold = FoldConfig(guard=float("inf"))
-                    run = run_all("specfold", params, asked, model, decode, graph, fold, batch=batch)
-                    add(compare(setting | {"method": "specfold, guard inf", "source": source}, run, vanilla))
+        for batch, temperature in itertools.product(FLAGS.batch if dtype == "float32" else FLAGS.batch[:1], FLAGS.temperature):
+            setting = {"dtype": dtype, "batch": batch, "temperature": temperature}
+            wanted = [setting | {"method": "spiffy", "source": source} for source in graphs]
+            if batch == FLAGS.batch[0]:
+                wanted.append(setting | {"method": LOSSLESS_FOLD, "source": FLAGS.source[0]})
+            if not (wanted := list(filter(missing, wanted))):
+                continue
+            decode = dataclasses.replace(base, temperature=temperature)
+            vanilla = run_all("vanilla", params, asked, model, decode, batch=batch)
+            for line in wanted:
+                fold = (FoldConfig(guard=float("inf")),) if line["method"] == LOSSLESS_FOLD else ()
+                run = run_all("specfold" if fold else "spiffy", params, asked, model, decode, graphs[line["source"]], *fold, batch=batch)
+                file.add(found := compare(line, run, vanilla))
+                where = ", ".join(f"{name}={value}" for name, value in found.items() if name != "first_differences")
+                print(f"{time.monotonic() - begun:6.0f} s  {where}", flush=True)
 
 
 if __name__ == "__main__":

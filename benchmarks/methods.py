@@ -8,11 +8,9 @@ vanilla run on other ones. Results are written after each setting; the same comm
 """
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,14 +19,14 @@ import numpy as np
 from absl import flags
 
 from benchmarks.command import start
-from benchmarks.environment import environment, today
+from benchmarks.environment import environment
 from benchmarks.grid import PRESETS, Group, Setting, Shared
+from benchmarks.results_file import ResultsFile
 from specfold_jax.calibrate import choose
 from specfold_jax.checkpoint import load, resolve_folder
 from specfold_jax.config import FoldConfig, ModelConfig
 from specfold_jax.data import is_correct, packaged_problems
 from specfold_jax.draft import distinct, every_draft
-from specfold_jax.files import write_json
 from specfold_jax.generate import Run, pad, run_all, same_tokens, summarise
 from specfold_jax.graph import DraftGraph
 from specfold_jax.records import Records, watch
@@ -161,30 +159,15 @@ def run_group(
             report(setting, found | nodes | {"distinct_drafts": distinct_share(records, graph, it.model.mask_id, sub_block)})
 
 
-def resume(path: Path, model: str, here: dict[str, Any]) -> dict[str, Any]:
-    """The results in a file so far, or none. Raises ValueError if they were measured with anything else than what is `here`."""
-    record = {"benchmark": "methods", "model": model, "environment": here, "date": today(), "results": []}
-    if not path.exists():
-        return record
-    before = json.loads(path.read_text(encoding="utf-8"))
-    then = before.get("environment", {}) | {"benchmark": before.get("benchmark"), "model": before.get("model")}
-    now = here | {"benchmark": "methods", "model": model}
-    if differ := [f"{key}={then.get(key)!r} (here {value!r})" for key, value in now.items() if then.get(key) != value]:
-        raise ValueError(f"{path}: was measured with {', '.join(differ)}; move it away to start anew")
-    return before
-
-
-def run_groups(groups: Sequence[Group], path: Path, model: str, git_commit: str | None, load_subject: Callable[[Group], Subject]) -> None:
+def run_groups(groups: Sequence[Group], file: ResultsFile, load_subject: Callable[[Group], Subject]) -> None:
     """Measures all groups into a file."""
-    record = resume(path, model, environment(git_commit))
     wanted = list(dict.fromkeys(setting for group in groups for setting in group.settings()))
-    done = {Setting(**result["setting"]) for result in record["results"]}
+    done = {Setting(**result["setting"]) for result in file.results}
     number = itertools.count(1 + len(done & set(wanted)))
 
     def report(setting: Setting, measured: dict[str, Any]) -> None:
-        record["results"].append({"setting": asdict(setting), "measured": measured})
+        file.add({"setting": asdict(setting), "measured": measured})
         done.add(setting)
-        write_json(path, record)
         m = measured
         text = f"{m['forwards']:.2f} forwards a sample ({m['of_vanilla']:.3f} of vanilla's), {m['identical']} of {m['samples']} identical, "
         text += f"{m['correct']} correct, {m['tokens_per_second']:,.0f} tokens/s, compiled in {m['compile_seconds']:.0f} s"
@@ -244,8 +227,8 @@ def groups_from(values: flags.FlagValues) -> list[Group]:
 def main() -> None:
     """Runs what the flags say."""
     given: Any = {name: flags.FLAGS[name].value for name in ("model", "out", "commit")}
-    load_subject = partial(subject, given["model"])
-    run_groups(groups_from(flags.FLAGS), Path(given["out"]), given["model"], given["commit"], load_subject)
+    file = ResultsFile.named(given["out"], "methods", environment(given["commit"]), model=given["model"])
+    run_groups(groups_from(flags.FLAGS), file, partial(subject, given["model"]))
 
 
 if __name__ == "__main__":

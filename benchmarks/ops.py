@@ -20,8 +20,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,12 +30,12 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import refuse_without_hopper, results_file, start
-from benchmarks.environment import environment, fingerprint, today
+from benchmarks.command import refuse_without_hopper, start
+from benchmarks.environment import environment
 from benchmarks.op_cases import BLOCK, OP_SHAPES, OPS, PACKED, Arrays, Case, allowed, errors, floor, inputs
 from benchmarks.op_kernels import IMPLEMENTATIONS, Function, reference, takes
 from benchmarks.op_timing import METHOD, graph_seconds, jax_seconds
-from specfold_jax.files import write_json
+from benchmarks.results_file import ResultsFile
 
 COLD = ("weight", "k_prefix", "v_prefix")
 """Inputs that a real pass reads from the device's memory; all others were written or read just before, and are in the cache."""
@@ -145,23 +143,6 @@ def compared(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
-def resume(path: Path) -> dict[str, Any]:
-    """The results so far, or none. Raises ValueError if they were measured with anything else than what is here."""
-    here = environment(FLAGS.commit)
-    here["kernels"] = fingerprint("kernels_pallas", "kernels_triton", "benchmarks")
-    here["xla_flags"] = os.environ.get("XLA_FLAGS", "")
-    here["versions"] |= {name: version(name) for name in ("torch", "triton")}
-    timing = {name: FLAGS[name].value for name in ("repetitions", "links", "rotate_mb", "copies")}
-    record = {"benchmark": "ops", "environment": here, "timing": timing, "date": today(), "method": METHOD, "results": []}
-    if not path.exists():
-        return record
-    before = json.loads(path.read_text(encoding="utf-8"))
-    if differ := [name for name in ("benchmark", "environment", "timing") if before.get(name) != record[name]]:
-        raise ValueError(f"{path}: was measured with another {' and '.join(differ)}; move it away to start anew")
-    before["results"] = [result for result in before["results"] if "failed" not in result["measured"]]
-    return before
-
-
 def table(results: Sequence[dict[str, Any]]) -> Table:
     """Results, in red what is wrong with them."""
     out = Table("shape", "operation", "rows", "impl", "us", "quartiles", "floor us", "over floor", "over xla", "note")
@@ -192,25 +173,26 @@ def check_device() -> None:
 def main() -> int:
     """Measures what the flags say; 1 if an operation was refused or failed."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
-    wanted, console, path = list(cases()), Console(width=180), results_file(FLAGS.out)
+    wanted, console = list(cases()), Console(width=180)
     check_device()
-    record = resume(path)
-    done = [result["setting"] for result in record["results"]]
+    timing = {name: FLAGS[name].value for name in ("repetitions", "links", "rotate_mb", "copies")}
+    file = ResultsFile.named(FLAGS.out, "ops", environment(FLAGS.commit, with_torch=True), timing=timing, method=METHOD)
+    results = file.change(lambda found: [result for result in found if "failed" not in result["measured"]])
+    done = [result["setting"] for result in results]
     for _, group in itertools.groupby(wanted, lambda each: (each[0], each[1].rows, each[1].count)):
-        before = len(record["results"])
+        before = len(results)
         for shape, case in group:
             pending = [impl for impl in FLAGS.impls if setting_of(shape, case, impl) not in done]
             if pending:
                 arrays = inputs(case)
                 want = reference(case, arrays)
                 for impl in pending:
-                    record["results"].append({"setting": setting_of(shape, case, impl), "measured": measure(case, impl, arrays, want)})
-                    record["results"] = compared(record["results"])
-                    write_json(path, record)
-        if len(record["results"]) > before:
-            console.print(table(record["results"][before:]))
-    console.print(table(record["results"]))
-    return int(any("refused" in r["measured"] or "failed" in r["measured"] for r in record["results"]))
+                    result = {"setting": setting_of(shape, case, impl), "measured": measure(case, impl, arrays, want)}
+                    results = file.change(lambda found, result=result: compared([*found, result]))
+        if len(results) > before:
+            console.print(table(results[before:]))
+    console.print(table(results))
+    return int(any("refused" in r["measured"] or "failed" in r["measured"] for r in results))
 
 
 if __name__ == "__main__":

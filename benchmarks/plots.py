@@ -24,8 +24,9 @@ from benchmarks.command import start
 from benchmarks.decode_tables import ratios
 from benchmarks.environment import RESULTS
 from benchmarks.op_cases import OP_SHAPES, OPS, Case, floor
+from benchmarks.results_file import read
 from specfold_jax.draw import EDGE, INK
-from specfold_jax.files import read_json, whole
+from specfold_jax.files import whole
 from specfold_jax.tune_plots import COLOURS, GREY
 
 IMPLEMENTATIONS = {"xla": COLOURS[0], "pallas": COLOURS[1], "triton": COLOURS[2], "torch": COLOURS[3]}
@@ -188,7 +189,7 @@ def main() -> None:
     for name, draw in PICTURES.items():
         path = Path(str(FLAGS[name].value))
         if path.exists():
-            record = read_json(path, f"results of benchmarks.{name}")
+            record = read(path, name)
             folder.mkdir(parents=True, exist_ok=True)
             drawn += draw(record, folder)
     if not drawn:

@@ -14,12 +14,12 @@ from typing import Any
 from absl import app, flags
 
 from benchmarks.command import start
-from benchmarks.environment import environment, today
+from benchmarks.environment import environment
+from benchmarks.results_file import ResultsFile
 from specfold_jax.checkpoint import load
 from specfold_jax.cli.tune import SAMPLES
 from specfold_jax.config import DecodeConfig
 from specfold_jax.data import packaged_problems
-from specfold_jax.files import write_json
 from specfold_jax.graph import DraftGraph
 from specfold_jax.tokens import encode, load_tokenizer
 from specfold_jax.tune import Search, Tuned, tune
@@ -61,6 +61,8 @@ def main() -> None:
     problems = packaged_problems()
     if FLAGS.samples + FLAGS.tune_samples > len(problems):
         raise app.UsageError(f"--samples and --tune_samples must be {len(problems)} problems at most together")
+    sizes = {name: FLAGS[name].value for name in ("batch", "samples", "tune_samples")}
+    file = ResultsFile.named(FLAGS.out, "promises", environment(FLAGS.commit), **sizes)
     ids = encode(load_tokenizer("tiny"), [problem.question for problem in problems])
     model, params = load("tiny")
     subject = Subject("tiny", params, model, DecodeConfig(), FLAGS.batch)
@@ -68,9 +70,7 @@ def main() -> None:
     tuned = tune(subject, ids[-FLAGS.tune_samples :], Search(), Path(FLAGS.tuned), note=lambda text: print(text, flush=True))
     seconds = time.monotonic() - begun
     lines = hold(tuned, subject, ids[: FLAGS.samples])
-    about = environment(FLAGS.commit) | {"date": today(), "batch": FLAGS.batch, "samples": FLAGS.samples, "tuning_seconds": seconds}
-    chosen = tuned.profile.measured["chosen"]["setting"]
-    write_json(Path(FLAGS.out), {"benchmark": "promises", "about": about, "chosen": chosen, "results": lines})
+    file.change(lambda _: lines, tuning_seconds=seconds, chosen=tuned.profile.measured["chosen"]["setting"])
     for line in lines:
         print(line["promised"]["setting"])
         for name in PROMISED:

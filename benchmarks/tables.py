@@ -4,7 +4,6 @@ python -m benchmarks.tables           rewrites what stands between <!-- table:NA
 python -m benchmarks.tables --check   changes nothing; exit status 1 if the README is stale
 """
 
-import json
 import math
 import re
 import sys
@@ -18,6 +17,7 @@ from benchmarks.backend_tables import both_sides, checks, decode, parity, ratio
 from benchmarks.command import start
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, proportion, table, where
+from benchmarks.results_file import read
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_boolean("check", False, "change nothing; exit status 1 if the README is stale", flag_values=FLAGS)
@@ -157,10 +157,10 @@ def _promises(rows: Rows) -> str:
 
 def _origin(record: dict[str, Any]) -> str:
     """A line on what the figures were measured with."""
-    e = record.get("environment") or record.get("about") or record
+    e = record["environment"]
     versions = ", ".join(f"{name} {value}" for name, value in e["versions"].items())
     rest = f" {record['remaining']} cases are still missing." if record.get("remaining") else ""
-    return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record.get('date') or e['date']}.{rest}\n"
+    return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record['date']}.{rest}\n"
 
 
 _METHODS, _DECODE = "methods-h200.json", "decode-h200.json"
@@ -197,7 +197,7 @@ def render(text: str, results: Path) -> str:
         path = results / file
         body = NOT_YET
         if path.is_file():
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = read(path)
             body = make(record["results"])
             body += "" if body == NOT_YET else f"\n{_origin(record)}"
         return f"{match[1]}{body}{match[3]}"

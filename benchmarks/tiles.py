@@ -16,18 +16,17 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import refuse_without_hopper, results_file, start
+from benchmarks.command import refuse_without_hopper, start
 from benchmarks.embed import SHAPES, Shape
-from benchmarks.environment import environment, fingerprint, today
+from benchmarks.environment import environment
+from benchmarks.results_file import ResultsFile
 from kernels_pallas.tiles import BARRIER_BYTES, DEPTH, MOST_STAGES, MULTIPROCESSORS, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
-from specfold_jax.files import read_json, write_json
 
 OPS = ("qkv", "o", "gate_up", "down")
 SUMS = {1: 200, 2: 192, 3: 136}
@@ -173,18 +172,6 @@ def measure(case: Case, tile: Tile, alone: Any) -> dict[str, Any]:
     return {"median_us": middle, "low_us": low, "high_us": high, "repetitions": len(times), "error": error}
 
 
-def resume(path: Path) -> dict[str, Any]:
-    """The results so far, or none. Raises ValueError if they were measured with anything else than what is here."""
-    here = environment(FLAGS.commit) | {"kernels": fingerprint("kernels_pallas")}
-    if not path.exists():
-        return {"benchmark": "tiles", "environment": here, "date": today(), "results": []}
-    before = read_json(path, "results of benchmarks.tiles")
-    if before.get("environment") != here:
-        raise ValueError(f"{path}: was measured with another environment; move it away to start anew")
-    before["results"] = [result for result in before["results"] if "failed" not in result["measured"]]
-    return before
-
-
 def table(results: list[dict[str, Any]], each: int = 4) -> Table:
     """The fastest tiles of each case, and the default."""
     out = Table("shape", "product", "rows", "us", "quartiles", "tile", "", title="Fastest tiles")
@@ -207,19 +194,18 @@ def main() -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # for this process and those it starts
     wanted = [(case, tile) for case in cases() for tile in candidates(case)[: FLAGS.most]]
     refuse_without_hopper("tiles are timed on the GPU they are for")
-    path, context = results_file(FLAGS.out), multiprocessing.get_context("spawn")
-    record = resume(path)
-    done = [(result["case"], result["tile"]) for result in record["results"]]
+    file, context = ResultsFile.named(FLAGS.out, "tiles", environment(FLAGS.commit)), multiprocessing.get_context("spawn")
+    results = file.change(lambda found: [result for result in found if "failed" not in result["measured"]])
+    done = [(result["case"], result["tile"]) for result in results]
     wanted = [(case, tile) for case, tile in wanted if (vars(case), list(tile)) not in done]
     with context.Manager() as manager, ProcessPoolExecutor(FLAGS.jobs, context) as pool:
         alone = manager.Lock()
         futures = {pool.submit(measure, case, tile, alone): (case, tile) for case, tile in wanted}
         for future in as_completed(futures):
             case, tile = futures[future]
-            record["results"].append({"case": vars(case), "tile": list(tile), "default": tile == case.usual, "measured": future.result()})
-            write_json(path, record)
-    Console(width=160).print(table(record["results"]))
-    return int(any("median_us" not in result["measured"] for result in record["results"]))
+            results = file.add({"case": vars(case), "tile": list(tile), "default": tile == case.usual, "measured": future.result()})
+    Console(width=160).print(table(results))
+    return int(any("median_us" not in result["measured"] for result in results))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ In bfloat16 the JAX side's steps, compiled one by one, could round otherwise tha
 are the same in both. A prompt without a difference in lock-step (`by_compilation` of them) is explained when the PyTorch side's free
 decode is the JAX side's decode step by step.
 
-JAX and PyTorch share the GPU: XLA is told not to take all of its memory unless XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
+Results are written after each method; the same command goes on where it was interrupted, and commands for other methods and types may
+fill the same file side by side. JAX and PyTorch share the GPU: XLA is told not to take all of its memory unless
+XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
 """
 
 import sys
@@ -39,13 +41,14 @@ from rich.table import Table
 
 import specfold_jax as sf
 from benchmarks.command import start
+from benchmarks.environment import environment
+from benchmarks.results_file import ResultsFile
 from conftest import Checkpoint
-from devices import DEVICE, about
+from devices import DEVICE
 from explain import account, counts, rounding_of
 from lockstep import follow
 from specfold_jax.checkpoint import resolve_folder
 from specfold_jax.data import packaged_problems
-from specfold_jax.files import write_json
 from specfold_jax.generate import METHODS, Run, batches, run_all, same_tokens
 from specfold_jax.tokens import encode
 from specfold_torch_ref.checkpoint import load
@@ -231,20 +234,22 @@ def main() -> int:
     ids = encode(tokenizer, [problem.question for problem in problems[: _SAMPLES.value]])
     shipped = sf.DraftGraph.load(resolve_folder("tiny") / "graph.json")
     decode = sf.DecodeConfig(max_new_tokens=_TOKENS.value, threshold=_THRESHOLD.value, sub_block=_SUB_BLOCK.value, impl="xla")
-    record: dict[str, Any] = about(_COMMIT.value) | {"impl": _IMPL.value, "flags": {}, "results": []}
-    for flag in (_SAMPLES, _BATCH, _TOKENS, _THRESHOLD, _SUB_BLOCK, _TAU, _GUARD, _REPLAYS):
-        record["flags"][flag.name] = flag.value
+    given = {flag.name: flag.value for flag in (_IMPL, _SAMPLES, _BATCH, _TOKENS, _THRESHOLD, _SUB_BLOCK, _TAU, _GUARD, _REPLAYS)}
+    file = ResultsFile.named(str(_OUT.value), "decode_parity", environment(_COMMIT.value, with_torch=True), flags=given)
     for dtype in _DTYPES.value:
         model, params = sf.load("tiny", dtype=dtype)
         both = Both(Checkpoint("tiny", model, params), load("tiny", dtype, device=DEVICE)[1], ids)
         for method in _METHODS.value:
+            if any((line["method"], line["dtype"]) == (method, dtype) for line in file.results):
+                continue
             graph = sf.DraftGraph.empty() if method == "vanilla" else shipped
             fold = sf.FoldConfig(tau=_TAU.value, guard=_GUARD.value) if method == "specfold" else None
-            record["results"].append(compare(both, Setting(method, dtype, decode, graph, fold)))
-            write_json(Path(_OUT.value), record)
-            print({name: x for name, x in record["results"][-1].items() if name != "differences"}, flush=True)
-    print_results(record["results"])
-    return int(any(line["unexplained"] for line in record["results"]))
+            line = compare(both, Setting(method, dtype, decode, graph, fold))
+            with file.alone():
+                file.add(line)
+            print({name: x for name, x in line.items() if name != "differences"}, flush=True)
+    print_results(file.results)
+    return int(any(line["unexplained"] for line in file.results))
 
 
 if __name__ == "__main__":

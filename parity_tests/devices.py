@@ -4,12 +4,8 @@ To be imported before Triton and XLA, which read their switches once, and before
 """
 
 import os
-from importlib.metadata import version
-from typing import Any
 
 import torch
-
-from benchmarks.environment import environment, today
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 if DEVICE.type == "cpu":
@@ -24,10 +20,3 @@ def share_memory() -> None:
     then allocated by the driver, which waits for the device; next to compiling that is nothing, but no time may be measured."""
     if DEVICE.type == "cuda":
         os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
-
-
-def about(git_commit: str | None) -> dict[str, Any]:
-    """Date, devices, versions and commit of a report; `git_commit` names the commit where there is no checkout to ask."""
-    record = {"date": today()} | environment(git_commit)
-    record["versions"] |= {name: version(name) for name in ("torch", "triton")}
-    return record | {"torch_device": torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "cpu, Triton in its interpreter"}

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import start
-from benchmarks.environment import RESULTS
+from benchmarks.environment import RESULTS, environment
+from benchmarks.results_file import ResultsFile
 from cases import CASES
 from close import EXACT, TOLERANCE, errors
-from devices import DEVICE, about, share_memory
+from devices import DEVICE, share_memory
 from implementations import IMPLEMENTATIONS, reference, run, takes
 from processes import each
-from specfold_jax.files import read_json, write_json
 
 FLAGS = flags.FlagValues()
 _OUT = flags.DEFINE_string("out", None, "File to write; by default benchmarks/results/parity-<device>.json.", flag_values=FLAGS)
@@ -52,6 +52,11 @@ def rows_of(number: int, dtype: torch.dtype) -> list[dict]:
     return rows
 
 
+def order(row: dict) -> int:
+    """Where a row stands in the report: by operation."""
+    return list(TOLERANCE).index(row["op"])
+
+
 def print_worst(rows: list[dict], count: int) -> None:
     """The rows nearest to their tolerance, or beyond it."""
     table = Table(*rows[0], title=f"{len(rows)} comparisons, {sum(not row['passed'] for row in rows)} beyond tolerance; the worst:")
@@ -60,44 +65,29 @@ def print_worst(rows: list[dict], count: int) -> None:
     Console(width=160).print(table)
 
 
-def resume(path: Path) -> dict:
-    """The report so far, or an empty one. ValueError if another machine, version or commit wrote it."""
-    here = about(_COMMIT.value)
-    if not path.exists():
-        return here | {"results": [], "remaining": None}
-    before = read_json(path, "a report of parity_tests.report")
-    if not isinstance(before, dict) or "results" not in before:
-        raise ValueError(f"{path}: must be a report of parity_tests.report")
-    if differ := [name for name in here if name != "date" and before.get(name) != here[name]]:
-        raise ValueError(f"{path}: was written with another {' and '.join(differ)}; move it away to start anew")
-    return before
-
-
 def main() -> int:
     """Reports the cases that the file does not have yet; 1 if any failed or is beyond tolerance."""
-    device = str(about(None)["torch_device"]).removeprefix("NVIDIA ").split(",")[0].lower().replace(" ", "-")
-    path = Path(_OUT.value) if _OUT.value else RESULTS / f"parity-{device}.json"
+    here = environment(_COMMIT.value, with_torch=True)
+    device = here["torch_device"].removeprefix("NVIDIA ").lower().replace(" ", "-")
+    file = ResultsFile.named(_OUT.value or RESULTS / f"parity-{device}.json", "parity", here)
     every = [(number, dtype) for number, case in enumerate(CASES) for dtype in case.dtypes if case.runs(dtype, DEVICE)]
-    record = resume(path)
-    done = {(row["op"], row["case"], row["dtype"]) for row in record["results"]}
+    done = {(row["op"], row["case"], row["dtype"]) for row in file.results}
     missing = [cell for cell in every if (CASES[cell[0]].op, CASES[cell[0]].name, str(cell[1]).removeprefix("torch.")) not in done]
     if _OP.value and not any(CASES[number].op in _OP.value for number, _ in every):
         raise app.UsageError(f"no case of --op={_OP.value}; operations are {', '.join(dict.fromkeys(case.op for case in CASES))}")
     cells = [cell for cell in missing if not _OP.value or CASES[cell[0]].op in _OP.value]
     cells.sort(key=lambda cell: not CASES[cell[0]].layer)  # the longest first
-    failed = []
+    failed, rows = [], file.results
     for number, (cell, future) in enumerate(each(rows_of, cells, _JOBS.value, configure), 1):
         if error := future.exception():  # the others are worth having
             failed.append(f"{CASES[cell[0]].name} {cell[1]}: {error}")
+            found = []
         else:
-            record["results"] += future.result()
-        record["remaining"] = len(missing) - number + len(failed)
-        write_json(path, record)
-    record["results"].sort(key=lambda row: [case.op for case in CASES].index(row["op"]))
-    write_json(path, record)
-    print_worst(record["results"], _WORST.value)
-    print(path, *failed, sep="\n")
-    return int(bool(failed) or not all(row["passed"] for row in record["results"]))
+            found = future.result()
+        rows = file.change(lambda before, found=found: sorted([*before, *found], key=order), remaining=len(missing) - number + len(failed))
+    print_worst(rows, _WORST.value)
+    print(file.path, *failed, sep="\n")
+    return int(bool(failed) or not all(row["passed"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_checks_are_measured_written_and_taken_up_again(tmp_path, capsys):
     assert [picture.name for picture in pictures] == ["checks-tiny.png"]
     record["environment"]["commit"] = "another"
     path.write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="another environment"):
+    with pytest.raises(app.UsageError, match=r"was measured with environment.commit='another'"):
         checks.main()
 
 

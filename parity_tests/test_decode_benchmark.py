@@ -11,6 +11,7 @@ import torch
 import specfold_jax as sf
 from benchmarks import decode, plots, timing_jax
 from benchmarks.decode_tables import bars, folding_ms, line, ratios, table
+from benchmarks.results_file import ResultsFile
 from benchmarks.timing import PARTS, at_prefix, decode_all, grouped, largest, span, time_parts
 from benchmarks.timing_jax import How, JaxSide, compile_programs
 from benchmarks.timing_torch import TorchSide
@@ -209,17 +210,19 @@ def test_a_run_goes_on_past_what_fails_and_where_it_stopped(flags, monkeypatch):
 
     monkeypatch.setattr(decode, "sides", sides)
     monkeypatch.setattr(decode, "measure", measure)
-    record = {"results": []}
-    failed = decode.run(record, [], None, record["results"].append, lambda text: None)
+    monkeypatch.setattr(decode, "compare", lambda result, others: None)
+    monkeypatch.setattr(decode, "line", lambda result: "")
+    file = ResultsFile.named(flags.out, "decode", {})
+    failed = decode.run(file, [], None, lambda text: None)
     assert failed == ["tiny xla batch 2: RuntimeError: out of memory"]
     assert [one[:2] for one in asked[::7]] == [("xla", 1), ("torch", 1), ("torch", 2)]
     drafting = [("spiffy", None), ("specfold", 0.0), ("specfold", 0.1)]
     assert [one[2:] for one in asked[:7]] == [("vanilla", None, None), *((m, d, tau) for d in (3, 8) for m, tau in drafting)]
     asked.clear()
     failing["xla"] = False
-    assert decode.run(record, [], None, record["results"].append, lambda text: None) == []
+    assert decode.run(file, [], None, lambda text: None) == []
     assert {one[:2] for one in asked} == {("xla", 2)}
-    assert len(record["results"]) == 28
+    assert len(file.results) == 28
 
 
 def test_an_empty_turn_is_short():

@@ -6,48 +6,8 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 
-import pytest
-
 import report
 from processes import each
-
-
-@pytest.fixture
-def commit():
-    report.FLAGS(["report", "--commit=abc"])
-    yield "abc"
-    report.FLAGS.unparse_flags()
-
-
-def test_a_report_goes_on_where_it_stopped(commit, tmp_path):
-    path = tmp_path / "parity.json"
-    begun = report.resume(path)
-    assert (begun["commit"], begun["results"], begun["remaining"]) == (commit, [], None)
-    begun |= {"results": [{"op": "gate"}], "remaining": 7, "date": "2026-01-01"}
-    path.write_text(json.dumps(begun))
-    assert report.resume(path) == begun  # on another day too
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"commit": "abd"}, "was written with another commit; move it away"),
-        ({"device": "another", "versions": {}}, "was written with another device and versions; move it away"),
-    ],
-)
-def test_another_machine_or_code_does_not_go_on(commit, changes, message, tmp_path):
-    path = tmp_path / "parity.json"
-    path.write_text(json.dumps(report.resume(path) | changes))
-    with pytest.raises(ValueError, match=f"parity.json: {message}"):
-        report.resume(path)
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", "{"])
-def test_what_is_no_report_is_refused(commit, text, tmp_path):
-    path = tmp_path / "parity.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"parity.json: must be a report of parity_tests.report"):
-        report.resume(path)
 
 
 def test_only_cases_that_are_missing_are_run(tmp_path, monkeypatch, capsys):

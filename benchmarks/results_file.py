@@ -1,0 +1,97 @@
+"""A file of results: whole at every moment, and taken up again only by what measured it."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from absl import app
+
+from benchmarks.environment import today
+from specfold_jax.files import read_json, write_json
+
+Result = dict[str, Any]
+
+
+def read(path: Path, benchmark: str | None = None) -> dict[str, Any]:
+    """The record in a file, of the benchmark if one is named. Raises ValueError if it is none, OSError if it cannot be read."""
+    what = f"results of {benchmark or 'a benchmark'}"
+    record, kinds = read_json(path, what), {"benchmark": str, "environment": dict, "date": str, "results": list}
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
+        raise ValueError(f"{path}: must be {what}: an object with {', '.join(kinds)}")
+    if record["benchmark"] != (benchmark or record["benchmark"]):
+        raise ValueError(f"{path}: must be {what}, is of {record['benchmark']}")
+    if not all(isinstance(result, dict) for result in record["results"]):
+        raise ValueError(f"{path}: must be {what}: every result an object")
+    return record
+
+
+@dataclass(frozen=True)
+class ResultsFile:
+    """Results beside what they were measured with: `header` has "benchmark", "environment", and whatever else decides on figures."""
+
+    path: Path
+    header: Mapping[str, Any]
+
+    @classmethod
+    def named(cls, out: str | os.PathLike, benchmark: str, environment: Mapping[str, Any], **more: Any) -> "ResultsFile":
+        """The file that --out names. Raises UsageError if it cannot be written, before anything is measured."""
+        path = Path(out)
+        if path.is_dir():
+            raise app.UsageError(f"--out={path} is a folder, must be a file")
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise app.UsageError(f"--out={path}: {path.parent} must be a folder that can be written to")
+        file = cls(path, {"benchmark": benchmark, "environment": environment} | more)
+        try:
+            file.record()
+        except ValueError as error:
+            raise app.UsageError(f"--out={error}") from error
+        return file
+
+    def record(self) -> dict[str, Any]:
+        """The header, the date of the first result, and the results so far. Raises ValueError if something else measured them."""
+        if not self.path.exists():
+            return {**self.header, "date": today(), "results": []}
+        before = read(self.path, self.header["benchmark"])
+        if differ := list(_differences(before, self.header)):
+            raise ValueError(f"{self.path} was measured with {', '.join(differ)}; move it away to start anew")
+        return before
+
+    @property
+    def results(self) -> list[Result]:
+        """The results so far."""
+        return self.record()["results"]
+
+    def change(self, function: Callable[[list[Result]], Sequence[Result]], **more: Any) -> list[Result]:
+        """Writes what the function makes of the results so far, and `more` beside them; returns the results."""
+        record = self.record() | more
+        record["results"] = list(function(record["results"]))
+        write_json(self.path, record)
+        return record["results"]
+
+    def add(self, *results: Result) -> list[Result]:
+        """Writes results behind those so far; returns all."""
+        return self.change(lambda before: [*before, *results])
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other program that writes to the same folder is in such a block meanwhile."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # closing the folder gives it up
+            yield
+        finally:
+            os.close(folder)
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> Iterator[str]:
+    """What was otherwise, named with the objects it is in."""
+    for name, value in now.items():
+        old = then.get(name)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            yield from _differences(old, value, f"{inside}{name}.")
+        elif old != value:
+            yield f"{inside}{name}={old!r} (here {value!r})"
