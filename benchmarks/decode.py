@@ -44,7 +44,7 @@ from absl import app, flags
 from rich.console import Console
 
 from benchmarks.command import refuse_without_hopper, start
-from benchmarks.decode_tables import Result, Setting, bars, kin, line, table, title
+from benchmarks.decode_tables import Result, Setting, kin, line, ratio_table, table, title
 from benchmarks.embed import SHAPES, embed
 from benchmarks.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND, environment
 from benchmarks.results_file import ResultsFile
@@ -266,7 +266,7 @@ def main() -> int:
         console.print(f"{time.monotonic() - begun:6.0f} s  {text}", highlight=False, markup=False)
 
     failed = run(file, ids, graphs, say)
-    console.print(table(file.results), bars(file.results))
+    console.print(table(file.results), ratio_table(file.results))
     for text in failed:
         say(f"failed: {text}")
     return 1 if failed else 0

@@ -106,11 +106,11 @@ def ratios(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
             }
 
 
-def bars(results: Sequence[Result]) -> Table:
-    """The ratios, with the bars of one H200 at 1.5B, bfloat16, prefix 512 in the headings."""
-    columns = ("shape", "impl", "batch", "D", "tau", "vanilla step ms (1.55)", "Spiffy / vanilla (1.7, 288 rows)", "rows")
-    rest = ("SpecFold / vanilla (1.25)", "SpecFold / Spiffy (0.55 at batch 8)", "recompute (0.3)", "overhead: vanilla, SpecFold (10 %)")
-    out = Table(*columns, *rest, "folding's share of a check (10 %)", caption=f"{EMBEDDED} Whole iterations on one state of a run.")
+def ratio_table(results: Sequence[Result]) -> Table:
+    """The ratios of whole iterations."""
+    columns = ("shape", "impl", "batch", "D", "tau", "vanilla step ms", "Spiffy / vanilla", "rows")
+    rest = ("SpecFold / vanilla", "SpecFold / Spiffy", "recompute", "overhead: vanilla, SpecFold")
+    out = Table(*columns, *rest, "folding's share of a check", caption=f"{EMBEDDED} Whole iterations on one state of a run.")
     for r in ratios(results):
         out.add_row(
             *(
@@ -126,3 +126,13 @@ def bars(results: Sequence[Result]) -> Table:
             *(f"{r['vanilla_overhead']:.1%}, {r['overhead']:.1%}", "-" if r["folding"] is None else f"{r['folding']:.1%}"),
         )
     return out
+
+
+def check_ratios(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+    """Of each folded check of `benchmarks.checks` with tau above 0: its time over those of the case unfolded, and of vanilla."""
+    times = {str(result["setting"]): result["measured"]["median_ms"] for result in results}
+    for result in results:
+        setting, mine = result["setting"], result["measured"]["median_ms"]
+        spiffy, vanilla = (times.get(str(setting | {"tau": None} | change)) for change in ({}, {"drafts": 0}))
+        if setting["tau"] and spiffy and vanilla:
+            yield setting | {"specfold_over_spiffy": mine / spiffy, "specfold_over_vanilla": mine / vanilla}

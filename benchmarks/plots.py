@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks.command import start
-from benchmarks.decode_tables import ratios
+from benchmarks.decode_tables import check_ratios, ratios
 from benchmarks.environment import RESULTS
 from benchmarks.op_cases import OP_SHAPES, OPS, Case, floor
 from benchmarks.results_file import read
@@ -49,9 +49,16 @@ def draw_ops(record: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def draw_checks(record: dict[str, Any], folder: Path) -> list[Path]:
-    """Writes a picture for every shape; returns their files."""
-    shapes = _by_shape(record["results"])
-    return [_save(_checks(shape, mine, record["environment"]), folder / f"checks-{shape}.png") for shape, mine in shapes]
+    """Writes for every shape time by rows, kernels of each check, and where folding pays, as far as measured; returns their files."""
+    files = []
+    for shape, mine in _by_shape(record["results"]):
+        files.append(_save(_checks(shape, mine, record["environment"]), folder / f"checks-{shape}.png"))
+        if parts := [result for result in mine if (result["measured"]["kernels"] or {}).get("groups")]:
+            files.append(_save(_parts(shape, parts, record["environment"]), folder / f"check-parts-{shape}.png"))
+        if found := list(check_ratios(mine)):
+            title = f"SpecFold checks of the {shape} shape"
+            files.append(_save(_regimes(title, found, record["environment"]), folder / f"check-regimes-{shape}.png"))
+    return files
 
 
 def draw_decodes(record: dict[str, Any], folder: Path) -> list[Path]:
@@ -59,7 +66,8 @@ def draw_decodes(record: dict[str, Any], folder: Path) -> list[Path]:
     files = []
     for shape, mine in _by_shape(record["results"]):
         if found := list(ratios(mine)):
-            files.append(_save(_regimes(shape, found, record["environment"]), folder / f"regimes-{shape}.png"))
+            title = f"SpecFold iterations of the {shape} shape"
+            files.append(_save(_regimes(title, found, record["environment"]), folder / f"regimes-{shape}.png"))
     return files
 
 
@@ -115,11 +123,41 @@ def _checks(shape: str, results: Sequence[dict[str, Any]], environment: dict[str
     return figure
 
 
-def _regimes(shape: str, found: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
+def _parts(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
+    """A bar a check, of what its kernels do; what is left of the time between them; the floor as a tick."""
+    figure = _new(f"Parts of a check of the {shape} shape", environment, (7.4, 1.4 + 0.32 * len(results)))
+    axes, groups = figure.subplots(), list(dict.fromkeys(name for r in results for name in r["measured"]["kernels"]["groups"]))
+    names, left = [_named(result["setting"], result["measured"]) for result in results], np.zeros(len(results))
+    shown = {group: [r["measured"]["kernels"]["groups"].get(group, 0.0) for r in results] for group in groups}
+    shown["between kernels"] = [max(r["measured"]["median_ms"] - r["measured"]["kernels"]["all"], 0.0) for r in results]
+    places = range(len(results))
+    for (group, wide), colour in zip(((g, w) for g, w in shown.items() if any(w)), (*COLOURS, GREY), strict=False):
+        axes.barh(places, wide, left=left, label=group, color="#dde3ea" if group == "between kernels" else colour, height=0.65)
+        left += wide
+    floors = [max(r["measured"]["bytes_floor_ms"], r["measured"]["arithmetic_floor_ms"]) for r in results]
+    axes.plot(floors, places, color=INK, marker="|", ms=11, mew=1.6, ls="none", label="floor")
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds", fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=7, frameon=False)
+    _plain(axes)
+    return figure
+
+
+def _named(setting: dict[str, Any], measured: dict[str, Any]) -> str:
+    s, rows = setting, measured["rows"]
+    if s["tau"] is None:
+        what = f"Spiffy, D = {s['drafts']}, {rows} rows" if s["drafts"] else f"vanilla, {rows} rows"
+    else:
+        what = f"SpecFold, D = {s['drafts']}, tau {s['tau']:g}, {sum(measured['recompute']) / 2:.2f} of the drafts"
+    return f"{s['impl']}, batch {s['batch']}: {what}"
+
+
+def _regimes(title: str, found: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
     """A row of maps for each implementation and tau. Below 1, folding pays."""
     kinds = sorted({(r["impl"], r["tau"]) for r in found})
     batches, drafts = (sorted({r[name] for r in found}) for name in ("batch", "drafts"))
-    figure = _new(f"SpecFold iterations of the {shape} shape", environment, (7.4, 0.6 + 2.2 * len(kinds)))
+    figure = _new(title, environment, (7.4, 0.6 + 2.2 * len(kinds)))
     for row, (impl, tau) in zip(figure.subplots(len(kinds), 2, squeeze=False), kinds, strict=True):
         for axes, rival in zip(row, ("spiffy", "vanilla"), strict=True):
             cells = np.full((len(drafts), len(batches)), np.nan)

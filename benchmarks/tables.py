@@ -1,7 +1,7 @@
-"""Writes the README's measured tables from the committed results.
+"""Writes the measured tables of README.md and of benchmarks/results/README.md from the committed results.
 
 python -m benchmarks.tables           rewrites what stands between <!-- table:NAME --> and <!-- /table:NAME -->
-python -m benchmarks.tables --check   changes nothing; exit status 1 if the README is stale
+python -m benchmarks.tables --check   changes nothing; exit status 1 if a document is stale
 """
 
 import math
@@ -13,14 +13,18 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks.backend_tables import both_sides, checks, decode, parity, ratio
+from benchmarks.backend_tables import both_sides, checks, decode, parity, ratio, tokens
+from benchmarks.bars import bars
 from benchmarks.command import start
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, proportion, table, where
 from benchmarks.results_file import read
+from specfold_jax.files import write_text
+
+DOCUMENTS = ROOT / "README.md", RESULTS / "README.md"
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_boolean("check", False, "change nothing; exit status 1 if the README is stale", flag_values=FLAGS)
+flags.DEFINE_boolean("check", False, "change nothing; exit status 1 if a document is stale", flag_values=FLAGS)
 _MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n).*?(<!-- /table:\2 -->)", re.DOTALL)
 _MARK = re.compile(r"<!-- /?table:.*?-->")
 MAIN = {"dtype": "float32", "threshold": 0.9, "sub_block": 8, "temperature": 0.0, "max_new_tokens": 256}
@@ -163,29 +167,31 @@ def _origin(record: dict[str, Any]) -> str:
     return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record['date']}.{rest}\n"
 
 
-_METHODS, _DECODE = "methods-h200.json", "decode-h200.json"
-TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
-    "lossless": ("lossless-h200.json", _lossless),
-    "lossless-pallas": ("lossless-pallas-h200.json", _lossless),
-    "promises": ("promises-cpu.json", _promises),
-    "methods": (_METHODS, _methods),
-    "drafts": (_METHODS, _drafts),
-    "five": ("methods-five-h200.json", _drafts),
-    "folding": (_METHODS, _folding),
-    "decoding": (_METHODS, _decoding),
-    "bfloat16": (_METHODS, _bfloat16),
-    "speed": (_METHODS, _speed),
-    "lengths": (_METHODS, _lengths),
-    "checks": ("checks-h200.json", checks),
-    "decode": (_DECODE, decode),
-    "ratios": (_DECODE, ratio),
-    "parity": ("parity-h200.json", parity),
-    "both-sides": ("decode-parity-h200.json", both_sides),
+_METHODS, _DECODE, _CHECKS = "methods-h200.json", "decode-h200.json", "checks-h200.json"
+TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+    "lossless": (("lossless-h200.json",), _lossless),
+    "lossless-pallas": (("lossless-pallas-h200.json",), _lossless),
+    "promises": (("promises-cpu.json",), _promises),
+    "methods": ((_METHODS,), _methods),
+    "drafts": ((_METHODS,), _drafts),
+    "five": (("methods-five-h200.json",), _drafts),
+    "folding": ((_METHODS,), _folding),
+    "decoding": ((_METHODS,), _decoding),
+    "bfloat16": ((_METHODS,), _bfloat16),
+    "speed": ((_METHODS,), _speed),
+    "lengths": ((_METHODS,), _lengths),
+    "checks": ((_CHECKS,), checks),
+    "decode": ((_DECODE,), decode),
+    "ratios": ((_DECODE,), ratio),
+    "parity": (("parity-h200.json",), parity),
+    "both-sides": (("decode-parity-h200.json",), both_sides),
+    "tokens": ((_DECODE,), tokens),
+    "bars": ((_DECODE, _CHECKS), bars),
 }
 
 
 def render(text: str, results: Path) -> str:
-    """A README with its tables filled from a folder of results. Raises ValueError for a marker that is unknown or has no partner."""
+    """A document with its tables filled from a folder of results. Raises ValueError for a marker that is unknown or has no partner."""
     if strays := _MARK.findall(_MARKED.sub("", text)):
         raise ValueError(f"{strays[0]} has no partner; a table stands between <!-- table:NAME --> and <!-- /table:NAME -->")
 
@@ -193,30 +199,30 @@ def render(text: str, results: Path) -> str:
         name = match[2]
         if name not in TABLES:
             raise ValueError(f"table:{name} is unknown; there are {', '.join(TABLES)}")
-        file, make = TABLES[name]
-        path = results / file
+        files, make = TABLES[name]
         body = NOT_YET
-        if path.is_file():
-            record = read(path)
-            body = make(record["results"])
-            body += "" if body == NOT_YET else f"\n{_origin(record)}"
+        if all((results / file).is_file() for file in files):
+            records = [read(results / file) for file in files]
+            body = make(*(record["results"] for record in records))
+            body += "" if body == NOT_YET else "\n" + "\n".join(dict.fromkeys(map(_origin, records)))
         return f"{match[1]}{body}{match[3]}"
 
     return _MARKED.sub(fill, text)
 
 
-def main() -> None:
-    """Rewrites or checks the README."""
-    readme = ROOT / "README.md"
-    before = readme.read_text(encoding="utf-8")
-    after = render(before, RESULTS)
-    if FLAGS.check:
-        if before != after:
-            print("README.md is stale; run: python -m benchmarks.tables", file=sys.stderr)
-            sys.exit(1)
-    elif before != after:
-        readme.write_text(after, encoding="utf-8")
-        print("README.md rewritten")
+def main() -> int:
+    """Rewrites or checks the documents; 1 if one is stale and was not to be rewritten."""
+    stale = 0
+    for document in DOCUMENTS:
+        before, name = document.read_text(encoding="utf-8"), document.relative_to(ROOT)
+        after = render(before, RESULTS)
+        if before != after and FLAGS.check:
+            print(f"{name} is stale; run: python -m benchmarks.tables", file=sys.stderr)
+            stale = 1
+        elif before != after:
+            write_text(document, after)
+            print(f"{name} rewritten")
+    return stale
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ import pytest
 import torch
 from absl import app, flags
 
-from benchmarks import environment, methods, op_cases, op_kernels, ops, plots, tiles
+from benchmarks import environment, methods, op_cases, op_kernels, ops, plots, tables, tiles
 from benchmarks.embed import SHAPES
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.grid import PRESETS, Group, Setting
 from benchmarks.results_file import ResultsFile
-from benchmarks.tables import NOT_YET, TABLES, render
+from benchmarks.tables import DOCUMENTS, NOT_YET, TABLES, render
 from close import TOLERANCE
 from devices import DEVICE  # noqa: F401  (sets what Triton reads once)
 from kernels_pallas.tiles import SHARED_BYTES
@@ -103,9 +103,26 @@ def test_tables(measured, tmp_path):
             render(wrong, tmp_path)
 
 
-def test_readme_is_fresh():
-    assert render(README, RESULTS) == README, "run: python -m benchmarks.tables"
-    assert set(re.findall(r"<!-- table:([\w-]+) -->", README)) == set(TABLES)
+def test_documents_are_fresh():
+    texts = [document.read_text(encoding="utf-8") for document in DOCUMENTS]
+    assert [render(text, RESULTS) for text in texts] == texts, "run: python -m benchmarks.tables"
+    assert {name for text in texts for name in re.findall(r"<!-- table:([\w-]+) -->", text)} == set(TABLES)
+
+
+def test_a_stale_document_is_told_and_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "DOCUMENTS", (tmp_path / "a.md", tmp_path / "b.md"))
+    for path in tables.DOCUMENTS:
+        path.write_text("<!-- table:methods -->\nstale\n<!-- /table:methods -->\n")
+    tables.FLAGS(["tables", "--check"])
+    assert tables.main() == 1
+    assert "a.md is stale" in capsys.readouterr().err
+    tables.FLAGS(["tables", "--nocheck"])
+    assert tables.main() == 0
+    assert all("| vanilla |" in path.read_text() for path in tables.DOCUMENTS)
+    tables.FLAGS(["tables", "--check"])
+    assert tables.main() == 0
+    tables.FLAGS.unparse_flags()
 
 
 def test_readme_names_every_option():

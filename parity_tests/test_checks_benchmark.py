@@ -50,8 +50,10 @@ def test_checks_are_measured_written_and_taken_up_again(tmp_path, capsys):
     lines = markdown([*record["results"], *other]).splitlines()
     assert len(lines) == 2 + 4
     assert lines[2].endswith("| 1.00 | 1.00 | 1.00 |")
+    groups = {"products": 0.1, "attention": 0.2, "gate": 0.0}
+    record["results"][1]["measured"]["kernels"] = {"all": 0.3, "groups": groups}  # as where kernels have names of their own
     pictures = plots.draw_checks(record, tmp_path)
-    assert [picture.name for picture in pictures] == ["checks-tiny.png"]
+    assert [picture.name for picture in pictures] == ["checks-tiny.png", "check-parts-tiny.png", "check-regimes-tiny.png"]
     record["environment"]["commit"] = "another"
     path.write_text(json.dumps(record))
     with pytest.raises(app.UsageError, match=r"was measured with environment.commit='another'"):

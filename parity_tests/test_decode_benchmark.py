@@ -10,7 +10,7 @@ import torch
 
 import specfold_jax as sf
 from benchmarks import decode, plots, timing_jax
-from benchmarks.decode_tables import bars, folding_ms, line, ratios, table
+from benchmarks.decode_tables import folding_ms, line, ratio_table, ratios, table
 from benchmarks.results_file import ResultsFile
 from benchmarks.timing import PARTS, at_prefix, decode_all, grouped, largest, span, time_parts
 from benchmarks.timing_jax import How, JaxSide, compile_programs
@@ -164,7 +164,7 @@ def test_ratios_of_a_run():
         one["measured"] |= {"identical": 2, "broken": False}
         assert "tokens/s" in line(one)
     assert table(results).row_count == 6
-    assert bars(results).row_count == 1
+    assert ratio_table(results).row_count == 1
 
 
 def test_pictures_of_decodes(tmp_path):
