@@ -96,10 +96,11 @@ def check_loop(
     fold: FoldConfig | None,
     turns: Array,
 ) -> Checked:
-    """So many checks of the same branches, each after the one before."""
+    """So many checks of the same branches, each after the one before; without keys and values, which in a decode nobody copies: those of
+    the block to commit are taken from where attention read them."""
 
     def once(given: tuple[Branches, Array]) -> Checked:
-        return check(params, given[0], cache, given[1], model, decode, fold)
+        return check(params, given[0], cache, given[1], model, decode, fold)._replace(kv=())
 
     return loop(turns, once, (branches, starts))
 
@@ -114,11 +115,6 @@ def _head(params: Params, state: DecodeState, branches: Branches, checked: Check
         return Distributions(params, branches, checked, state.row, how.model, how.settled(params), how.graph).greedy
 
     return loop(turns, once, (state.replace(cache=()), branches, checked))
-
-
-def _without_kv(checked: Checked) -> Checked:
-    """What the head takes of a check."""
-    return checked._replace(kv=())
 
 
 def _step(params: Params, state: DecodeState, how: How, turns: Array) -> DecodeState:
@@ -208,7 +204,7 @@ def compile_programs(params: Params, prompts: np.ndarray, lengths: np.ndarray, s
         first = jax.eval_shape(_begin, params, prompts, lengths, plain)
         state = jax.eval_shape(_rebase, first, index, zeros)
         branches = jax.eval_shape(_lay_out, state, plain)
-        checked = _without_kv(jax.eval_shape(_check, params, state, branches, plain, turns))
+        checked = jax.eval_shape(_check, params, state, branches, plain, turns)
         own = {
             "decode": (function, (params, prompts, lengths, *rest)),
             "check": (_check, (params, state, branches, how, turns)),
@@ -287,7 +283,7 @@ class JaxSide:
             case "check":
                 return self.params, state, self.lay_out(state), self.how
             case "head":
-                return self.params, state, self.lay_out(state), _without_kv(self._checked(state)), self.how.unfolded()
+                return self.params, state, self.lay_out(state), self._checked(state), self.how.unfolded()
             case "step":
                 return self.params, state, self.how
 

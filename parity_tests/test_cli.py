@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import specfold_jax as sf
 from specfold_jax import draw
-from specfold_jax.cli import COMMANDS, flags
+from specfold_jax.cli import COMMANDS, flags, inspect
 from specfold_jax.cli.tables import statistics
 from specfold_jax.cli.train import HELP
 from specfold_jax.generate import METHODS, Summary
@@ -207,3 +208,12 @@ def test_edges_of_a_picture_lead_from_a_column_to_the_next():
     starts, ends = draw._ports(edges, boxes, 0), draw._ports(edges, boxes, 1)
     assert all(ends[edge][0] - starts[edge][0] == pytest.approx(draw.BETWEEN) for edge in edges)
     assert draw._crossings([column for _, column in lanes[0]], graph.parent) == 0
+
+
+def test_warnings_are_lines_without_code(specfold, monkeypatch):
+    def run(args):
+        warnings.simplefilter("always")
+        warnings.warn("impl='auto' decodes with XLA", stacklevel=1)
+
+    monkeypatch.setattr(inspect, "run", run)
+    assert specfold("inspect", "tiny") == (0, "", "specfold inspect: impl='auto' decodes with XLA\n")

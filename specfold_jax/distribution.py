@@ -46,7 +46,7 @@ class Distributions:
             rows = jnp.concatenate([rows, jnp.full_like(rows[..., :1], block - 1)], axis=-1)
             position = jnp.concatenate([position, start + block], axis=-1)
             known = jnp.pad(known, ((0, 0), (0, 0), (0, 1)))
-        self.hidden = checked.hidden.reshape(-1, model.dim)[checked.places()[..., None] * block + rows]  # [batch, branch, head row, dim]
+        self.hidden = checked.hidden.reshape(-1, model.dim)[checked.place[..., None] * block + rows]  # [batch, branch, head row, dim]
         self.wanted = branches.valid[..., None] & ~known
         self.position, self.seed, self.starts_drawn = position, row.seed, model.seed
         self.ranked = partial(rank, params, model=model, decode=decode, ranks=ranks)

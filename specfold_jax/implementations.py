@@ -101,11 +101,7 @@ def check(
 
         return pallas(params, branches, cache, prefix, model, fold)
 
-    def placed() -> Checked:  # the kernels say where branches stand, and both must give the same tree
-        found = plain()
-        return found._replace(place=found.places())
-
-    return _by(impl, placed if impl == "auto" else plain, kernels)
+    return _by(impl, plain, kernels)
 
 
 def rank(

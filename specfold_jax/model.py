@@ -63,28 +63,22 @@ class Checked(NamedTuple):
     `hidden` [batch, branch, block, dim] after the final norm; `kv` per layer [batch, branch, block, kv_heads, head_dim];
     `computed_rows` int32 [batch, layers, 2] rows of draft branches computed before attention and before the feed-forward network;
     `folded` [batch, branch] whether any row of the branch was inherited. `place` int32 [batch, branch]: where a branch stands in `hidden`
-    and `kv`, seen as lists of batch x branch entries; None: in its own place. What an invalid branch has there is unspecified.
+    and `kv`, seen as lists of batch x branch entries. What an invalid branch has there is unspecified.
     """
 
     hidden: Float[Array, "batch branch block dim"]
     kv: tuple[KeyValue, ...]
     computed_rows: Int[Array, "batch layers 2"]
     folded: Bool[Array, "batch branch"]
-    place: Int[Array, "batch branch"] | None = None
-
-    def places(self) -> Int[Array, "batch branch"]:
-        """Where every branch stands."""
-        batch, branches = self.hidden.shape[:2]
-        own = jnp.arange(batch * branches, dtype=jnp.int32).reshape(batch, branches)
-        return own if self.place is None else self.place
+    place: Int[Array, "batch branch"]
 
     def ordered(self, x: Float[Array, "batch branch block ..."]) -> Float[Array, "batch branch block ..."]:
         """`hidden`, or keys or values, with every branch in its own place."""
-        return x.reshape(-1, *x.shape[2:]).at[self.places()].get(mode="promise_in_bounds")
+        return x.reshape(-1, *x.shape[2:]).at[self.place].get(mode="promise_in_bounds")
 
     def block_of(self, x: Float[Array, "batch branch block ..."], branch: Int[Array, " batch"]) -> Float[Array, "batch block ..."]:
         """Of `hidden`, or of keys or values, a branch of each sequence."""
-        place = jnp.take_along_axis(self.places(), branch[:, None], axis=1)[:, 0]
+        place = jnp.take_along_axis(self.place, branch[:, None], axis=1)[:, 0]
         return x.reshape(-1, *x.shape[2:]).at[place].get(mode="promise_in_bounds")
 
 
@@ -260,7 +254,8 @@ def check(
         counts.append(jnp.sum(both & branches.drafts()[..., None], axis=(2, 3), dtype=jnp.int32).T)
         complete = complete & jnp.all(both, axis=(0, 3))
     hidden = rms_norm(x, params["norm"], model.norm_eps)
-    return Checked(hidden, tuple(kv), jnp.stack(counts, axis=1), branches.valid & ~complete)
+    own = jnp.arange(complete.size, dtype=jnp.int32).reshape(complete.shape)
+    return Checked(hidden, tuple(kv), jnp.stack(counts, axis=1), branches.valid & ~complete, own)
 
 
 def cast(params: Params, dtype: Any) -> Params:

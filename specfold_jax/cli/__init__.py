@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 import textwrap
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -87,7 +88,9 @@ def _run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns that torch is missing, and nothing here needs torch
     name = f"specfold {args.command}"
     try:
-        return args.run(args) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: print(f"{name}: {message}", file=sys.stderr)  # not the line of code it comes from
+            return args.run(args) or 0
     except UsageError as error:
         print(f"{name}: {error} (see {name} --help)", file=sys.stderr)
         return 2
