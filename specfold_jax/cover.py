@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import Bounds, milp
-from scipy.sparse import coo_array
+
+from specfold_jax.integer_program import Need, choose
 
 Pattern = tuple[frozenset[int], ...]
 
@@ -60,30 +60,7 @@ def cover(rows: Counter[Pattern], count: int, size: int, parents: Sequence[Seque
         for end in range(1, len(row) + 1):
             tree[row[:end]] = tree.get(row[:end], 0) + times
     place = {prefix: count + i for i, prefix in enumerate(tree)}
-    entries: list[tuple[int, int, float]] = [(0, n, 1.0) for n in range(count)]
-    rows_used = 1
-    for prefix, column in place.items():
-        entries += [(rows_used, column, 1.0), *((rows_used, n, -1.0) for n in sorted(prefix[-1]))]
-        rows_used += 1
-        if len(prefix) > 1:
-            entries += [(rows_used, column, 1.0), (rows_used, place[prefix[:-1]], -1.0)]
-            rows_used += 1
-    for n, allowed in enumerate(parents):
-        if allowed is not None:
-            entries += [(rows_used, n, 1.0), *((rows_used, p, -1.0) for p in allowed)]
-            rows_used += 1
-    row, column, value = zip(*entries, strict=True)
-    total = count + len(tree)
-    matrix = coo_array((value, (row, column)), (rows_used, total)).tocsr()
-    # Whole-numbered gains; earlier nodes win ties by a bonus that sums to less than one half.
-    bonus = (count - np.arange(count)) / (count * (count + 1))
-    result = milp(
-        -np.concatenate([bonus, list(tree.values())]),
-        integrality=np.arange(total) < count,
-        bounds=Bounds(0, 1),
-        constraints=(matrix, np.full(rows_used, -np.inf), np.where(np.arange(rows_used) == 0, float(size), 0.0)),
-        options={"time_limit": seconds},
-    )
-    if result.x is None:
-        raise RuntimeError(f"the integer program of {count} nodes was not solved: {result.message}")
-    return frozenset(np.flatnonzero(result.x[:count] > 0.5).tolist())
+    needs: list[Need] = [(variable, sorted(prefix[-1])) for prefix, variable in place.items()]
+    needs += [(variable, (place[prefix[:-1]],)) for prefix, variable in place.items() if len(prefix) > 1]
+    needs += [(n, allowed) for n, allowed in enumerate(parents) if allowed is not None]
+    return choose(size, [0] * count, list(tree.values()), needs, seconds)

@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from scipy.optimize import Bounds, milp
-from scipy.sparse import coo_array
-
 from specfold_jax.graph import Node, show
+from specfold_jax.integer_program import choose
 
 Chain = tuple[Node, ...]
 Objective = Literal["depth", "paper"]
@@ -57,31 +54,11 @@ def select(chains: Sequence[Chain], drafts: int, objective: Objective = "depth",
     """
     problem = _problem(chains, drafts, objective, candidates)
     count, terms = len(problem.nodes), [(needed, gain) for needed, gain in problem.terms.items() if len(needed) > 1]
-    # The objective is whole-numbered and these sum to 1/2, so they settle ties only (and fill up to `drafts` nodes).
-    gains = (count - np.arange(count)) / (count * (count + 1)) + [problem.terms.get((n,), 0) for n in range(count)]
-    gains = np.concatenate([gains, [gain for _, gain in terms]])
-    entries: list[tuple[int, int, int]] = [(0, n, 1) for n in range(count)]  # (row, variable, coefficient), rows <= 0 but the first
-    rows = 1
-    for n, parents in enumerate(problem.parents):
-        if problem.levels[n] > 1:
-            entries += [(rows, n, 1), *((rows, p, -1) for p in parents)]
-            rows += 1
-    for t, (needed, _) in enumerate(terms):  # a term's variable may stay continuous: it is maximised below whole numbers
-        for n in needed:
-            entries += [(rows, count + t, 1), (rows, n, -1)]
-            rows += 1
-    row, column, coefficient = np.array(entries).T
-    matrix = coo_array((coefficient.astype(float), (row, column)), (rows, len(gains))).tocsr()
-    result = milp(
-        -gains,
-        integrality=np.arange(len(gains)) < count,
-        bounds=Bounds(0, 1),
-        constraints=(matrix, np.full(rows, -np.inf), np.where(np.arange(rows) == 0, drafts, 0)),
-        options={"mip_rel_gap": 0.0},
-    )
-    if result.x is None or result.status != 0:
-        raise RuntimeError(f"the integer program of {count} candidates was not solved: {result.message}")
-    return _selection(problem, set(np.flatnonzero(result.x[:count] > 0.5).tolist()), chains)
+    needs = [(n, parents) for n, parents in enumerate(problem.parents) if problem.levels[n] > 1]
+    # A term counts as far as all it needs is chosen; its variable may stay continuous: it is maximised below whole numbers.
+    needs += [(count + t, (n,)) for t, (needed, _) in enumerate(terms) for n in needed]
+    gains = [problem.terms.get((n,), 0) for n in range(count)]
+    return _selection(problem, set(choose(drafts, gains, [gain for _, gain in terms], needs)), chains)
 
 
 def greedy(chains: Sequence[Chain], drafts: int, objective: Objective = "depth", candidates: int = 60) -> Selection:
