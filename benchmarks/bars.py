@@ -75,7 +75,7 @@ def _bars(decodes: Rows, checks: Rows) -> Iterator[Bar]:
             what = f"SpecFold check, D = 8, tau {row['setting']['tau']:g} (recompute {_recomputed(row):.2f})"
             if batch == 1:
                 yield Bar(f"{what}, over the vanilla step", 1.25, _over(_ms([row]), step))
-                yield Bar(f"{what}: gate, pack, sources, correction", 0.1, _folding(row, off), "%")
+                yield Bar(f"{what}: gate, pack, sources, correction, of that check", 0.1, _folding(row, off), "%")
             else:
                 yield Bar(f"{what}, batch {batch}, over the Spiffy check", 0.55, _over(_ms([row]), _ms(off)))
     for name, method in (("vanilla", "vanilla"), ("SpecFold", "specfold")):
@@ -97,6 +97,6 @@ def bars(decodes: Rows, checks: Rows) -> str:
         ("figure", lambda row: row["bar"].figure),
         ("bar", lambda row: row["bar"].text(row["bar"].most)),
         ("measured", lambda row: row["bar"].text(row["bar"].measured)),
-        ("", lambda row: row["bar"].verdict),
+        ("verdict", lambda row: row["bar"].verdict),
         samples=False,
     )

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 
 
 def start(main: Callable[[], int | None], own: flags.FlagValues) -> None:
@@ -26,9 +26,19 @@ def start(main: Callable[[], int | None], own: flags.FlagValues) -> None:
             print(f"{name}: {error}\n--help lists the flags", file=sys.stderr)
             return 2
 
+    def parse(argv: Sequence[str]) -> list[str]:
+        try:
+            left = flags.FLAGS(list(argv))
+        except flags.Error as error:
+            print(f"{name}: {error}\n--help lists the flags", file=sys.stderr)
+            sys.exit(2)
+        if flags.FLAGS["verbosity"].using_default_value:
+            logging.set_verbosity(logging.WARNING)  # jax announces the backends it looked for at level info
+        return left
+
     flags.FLAGS.append_flag_values(own)
     own.mark_as_parsed()
-    app.run(checked)
+    app.run(checked, flags_parser=parse)
 
 
 def refuse_without_hopper(what: str) -> None:

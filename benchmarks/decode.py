@@ -1,4 +1,4 @@
-"""Speed of whole decodes and of single iterations: vanilla, Spiffy, SpecFold, and the controls, by every implementation, at real shapes.
+r"""Speed of whole decodes and of single iterations: vanilla, Spiffy, SpecFold, and the controls, by every implementation, at real shapes.
 
     python -m benchmarks.decode --out benchmarks/results/decode-h200.json
     python -m benchmarks.decode --shapes tiny --impls xla,torch --batch 1 --samples 1 --max_new_tokens 8 --dtype float32 \

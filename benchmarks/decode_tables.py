@@ -48,7 +48,7 @@ def line(result: Result) -> str:
 def table(results: Sequence[Result]) -> Table:
     """All results; red where tokens differ that must not."""
     columns = ("shape", "impl", "batch", "method", "D", "vanilla's tokens", "tokens/s", "ms an iteration", "forwards", "depth", "recompute")
-    single = ("step ms", "check ms (rows)", "head ms", "overhead ms", "kernels ms", "floors ms", "compile s")
+    single = ("step ms", "check ms (rows)", "head ms", "overhead ms", "kernels ms", "H200's floors ms: bytes / arithmetic", "compile s")
     out = Table(*columns, *single, caption=f"{EMBEDDED} From step ms on: one iteration on the state before the largest check.")
     for result in results:
         s, m = result["setting"], result["measured"]

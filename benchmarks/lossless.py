@@ -1,4 +1,4 @@
-"""Token equality with vanilla decoding, draft source by draft source, on held-out problems of the tiny model.
+r"""Token equality with vanilla decoding, draft source by draft source, on held-out problems of the tiny model.
 
     python -m benchmarks.lossless --samples 500 --impl xla --out benchmarks/results/lossless-h200.json
     python -m benchmarks.lossless --samples 1000 --impl pallas --dtype bfloat16 --batch 64 --temperature 0 --source confidence \
@@ -11,6 +11,7 @@ GPU library's matrix products is counted beside it, not expected to be exact.
 import dataclasses
 import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -75,8 +76,20 @@ def main() -> None:
     def missing(setting: dict[str, Any]) -> bool:
         return not any(setting.items() <= result.items() for result in file.results)
 
-    graphs = {}
-    for dtype in FLAGS.dtype:
+    def missing_of(dtype: str) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
+        """Batch, temperature, and the methods to compare with one vanilla run."""
+        for batch, temperature in itertools.product(FLAGS.batch if dtype == "float32" else FLAGS.batch[:1], FLAGS.temperature):
+            setting = {"dtype": dtype, "batch": batch, "temperature": temperature}
+            methods = [setting | {"method": "spiffy", "source": source} for source in FLAGS.source]
+            if batch == FLAGS.batch[0]:
+                methods.append(setting | {"method": LOSSLESS_FOLD, "source": FLAGS.source[0]})
+            if methods := [line for line in methods if missing(line)]:
+                yield batch, temperature, methods
+
+    todo, graphs = {dtype: found for dtype in FLAGS.dtype if (found := list(missing_of(dtype)))}, {}
+    if not todo:
+        print(f"{file.path} has all of that already")
+    for dtype, groups in todo.items():
         model, params = load("tiny", dtype=dtype)
         base = DecodeConfig(impl=FLAGS.impl)
         if not graphs:
@@ -84,16 +97,10 @@ def main() -> None:
             prompts, lengths = map(jnp.asarray, watched)
             records = watch(params, prompts, lengths, model, dataclasses.replace(base, impl="xla"), reach=reach)
             graphs = {source: choose(records, model, base, FLAGS.drafts, source, reach=reach, name="tiny") for source in FLAGS.source}
-        for batch, temperature in itertools.product(FLAGS.batch if dtype == "float32" else FLAGS.batch[:1], FLAGS.temperature):
-            setting = {"dtype": dtype, "batch": batch, "temperature": temperature}
-            wanted = [setting | {"method": "spiffy", "source": source} for source in graphs]
-            if batch == FLAGS.batch[0]:
-                wanted.append(setting | {"method": LOSSLESS_FOLD, "source": FLAGS.source[0]})
-            if not (wanted := list(filter(missing, wanted))):
-                continue
+        for batch, temperature, methods in groups:
             decode = dataclasses.replace(base, temperature=temperature)
             vanilla = run_all("vanilla", params, asked, model, decode, batch=batch)
-            for line in wanted:
+            for line in methods:
                 fold = (FoldConfig(guard=float("inf")),) if line["method"] == LOSSLESS_FOLD else ()
                 run = run_all("specfold" if fold else "spiffy", params, asked, model, decode, graphs[line["source"]], *fold, batch=batch)
                 file.add(found := compare(line, run, vanilla))

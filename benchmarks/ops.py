@@ -1,4 +1,4 @@
-"""Time of every operation of a layer and of the head, by implementation, beside its floor on an H200.
+r"""Time of every operation of a layer and of the head, by implementation, beside its floor on an H200.
 
     python -m benchmarks.ops --shapes 1.5b,7b --rows 32,64,128,288,1024,288:80 --impls xla,pallas,triton \
         --out benchmarks/results/ops-h200.json

@@ -116,7 +116,9 @@ def _checks(shape: str, results: Sequence[dict[str, Any]], environment: dict[str
     axes.set(xscale="log", yscale="log", xlabel="rows computed", ylabel="milliseconds")
     axes.set_xticks(sorted(floors), [str(rows) for rows in sorted(floors)])
     axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=EDGE, alpha=0.25, lw=0.6)
     axes.legend(fontsize=8, frameon=False)
     _plain(axes)
@@ -149,7 +151,7 @@ def _named(setting: dict[str, Any], measured: dict[str, Any]) -> str:
     if s["tau"] is None:
         what = f"Spiffy, D = {s['drafts']}, {rows} rows" if s["drafts"] else f"vanilla, {rows} rows"
     else:
-        what = f"SpecFold, D = {s['drafts']}, tau {s['tau']:g}, {sum(measured['recompute']) / 2:.2f} of the drafts"
+        what = f"SpecFold, D = {s['drafts']}, tau {s['tau']:g}, recompute {sum(measured['recompute']) / 2:.2f}"
     return f"{s['impl']}, batch {s['batch']}: {what}"
 
 

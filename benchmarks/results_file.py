@@ -48,7 +48,7 @@ class ResultsFile:
         try:
             file.record()
         except ValueError as error:
-            raise app.UsageError(f"--out={error}") from error
+            raise app.UsageError(f"--out={error}; move it away to start anew") from error
         return file
 
     def record(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class ResultsFile:
             return {**self.header, "date": today(), "results": []}
         before = read(self.path, self.header["benchmark"])
         if differ := list(_differences(before, self.header)):
-            raise ValueError(f"{self.path} was measured with {', '.join(differ)}; move it away to start anew")
+            raise ValueError(f"{self.path} was measured with {', '.join(differ)}")
         return before
 
     @property

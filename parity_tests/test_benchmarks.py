@@ -145,7 +145,11 @@ def test_a_program_refuses_words_that_are_no_flags_and_shows_those_it_has():
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run((sys.executable, "-m", "benchmarks.tables", *words), capture_output=True, text=True, cwd=ROOT, check=False)
 
-    wrong, shown = run("--check", "x"), run("--help")
+    wrong, shown, unknown = run("--check", "x"), run("--help"), run("--chek")
+    assert (unknown.returncode, unknown.stderr.splitlines()[0]) == (
+        2,
+        "benchmarks.tables: Unknown command line flag 'chek'. Did you mean: check ?",
+    )
     assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (2, "benchmarks.tables: unexpected arguments: x")
     assert shown.returncode == 0
     assert "--[no]check: change nothing" in shown.stdout

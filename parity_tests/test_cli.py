@@ -1,5 +1,6 @@
 """The command line, in process on a golden checkpoint; prompts are token ids."""
 
+import io
 import json
 import subprocess
 import sys
@@ -8,10 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import specfold_jax as sf
 from specfold_jax import draw
-from specfold_jax.cli import COMMANDS, flags, inspect
+from specfold_jax.cli import COMMANDS, flags, inspect, setup
 from specfold_jax.cli.tables import statistics
 from specfold_jax.cli.train import HELP
 from specfold_jax.generate import METHODS, Summary
@@ -182,7 +184,8 @@ def test_inspect_a_checkpoint(specfold):
         (["generate", *MODEL, "1"], 1, "graph.json: no such draft graph; pass --graph FILE, or make one: specfold calibrate"),
         (["generate", *MODEL[:-1], "hello"], 1, "no tokenizer"),
         (["generate", "--model", "nowhere", "1"], 1, "'nowhere' is neither a checkpoint folder nor a model inside the package"),
-        (["generate", *MODEL, "--file", "nowhere.txt"], 1, "nowhere.txt"),
+        (["generate", *MODEL, "--file", "nowhere.txt"], 1, "specfold generate: nowhere.txt: no such file or directory"),
+        (["inspect", "nowhere.json"], 1, "no graph file nowhere.json; specfold calibrate --out nowhere.json makes one"),
         (["verify", *MODEL, "--method", "vanilla"], 2, "name spiffy or specfold"),
         (["verify", *MODEL], 2, "no prompts: pass --file"),
         (["calibrate", *MODEL, "--out", "/nowhere/graph.json"], 1, "/nowhere/graph.json must be a file in an existing folder"),
@@ -217,3 +220,12 @@ def test_warnings_are_lines_without_code(specfold, monkeypatch):
 
     monkeypatch.setattr(inspect, "run", run)
     assert specfold("inspect", "tiny") == (0, "", "specfold inspect: impl='auto' decodes with XLA\n")
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch):
+    out, clock = io.StringIO(), iter([0, 1, 21, 22, 50])
+    monkeypatch.setattr(setup.time, "monotonic", lambda: next(clock))
+    with setup.progress_bar(Console(file=out), "spiffy", 40) as done:
+        for number in (1, 2, 3, 4):
+            done(number)
+    assert out.getvalue() == "spiffy 2 of 40 (21 s)\nspiffy 4 of 40 (50 s)\n"

@@ -99,11 +99,18 @@ def _run(args: argparse.Namespace) -> int:
         if isinstance(error, BrokenPipeError):  # whoever read standard output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{name}: {_words(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _words(error: BaseException) -> str:
+    """An error on one line."""
+    if isinstance(error, OSError) and error.filename and error.strerror:  # without the number in front
+        return f"{error.filename}: {error.strerror.lower()}"
+    return " ".join(str(error).split())
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

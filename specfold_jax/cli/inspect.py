@@ -27,8 +27,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    out = Console()
-    if Path(args.path).is_file():
+    out, path = Console(), Path(args.path)
+    if path.suffix == ".json" and not path.exists():
+        raise FileNotFoundError(f"no graph file {path}; specfold calibrate --out {path} makes one")
+    if path.is_file():
         from specfold_jax.cli.calibrate import save_picture
         from specfold_jax.cli.tables import graph_nodes, graph_origin
         from specfold_jax.graph import DraftGraph

@@ -4,6 +4,7 @@ import argparse
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -24,6 +25,9 @@ from specfold_jax.generate import Method
 from specfold_jax.graph import DraftGraph, check_made_for
 from specfold_jax.memory import OutOfDeviceMemory, is_full, readable
 from specfold_jax.tokens import decode_text, encode, load_tokenizer, parse_ids
+
+EVERY = 20.0
+"""Seconds between lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +164,19 @@ def _piped() -> bool:
 
 @contextmanager
 def progress_bar(console: Console, text: str, total: int | None) -> Iterator[Any]:
-    """A bar that goes away when it is done; yields a function that takes the number of things completed."""
+    """A bar that goes away when it is done; yields a function that takes the number of things completed.
+
+    Where there is no terminal, a line now and then (`EVERY`).
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    begun = said = time.monotonic()
+
+    def line(done: int) -> None:
+        nonlocal said
+        if (now := time.monotonic()) - said >= EVERY:
+            said = now
+            console.print(f"{text} {done}{f' of {total}' if total else ''} ({now - begun:.0f} s)", highlight=False, markup=False)
+
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(text, total=total)
-        yield lambda done: progress.update(task, completed=done)
+        yield (lambda done: progress.update(task, completed=done)) if console.is_terminal else line
