@@ -18,7 +18,8 @@ from kernels_pallas import launch
 from kernels_pallas.attention import branch_attention
 from kernels_pallas.head import head, rank_wanted
 from kernels_pallas.linear import linear, silu_pair
-from kernels_pallas.rows import Norm, norm
+from kernels_pallas.qkv import Turns, attention_inputs
+from kernels_pallas.rows import GATED, Norm, advance_norm, gate, norm
 from kernels_pallas.tiles import DEPTH, MOST_STAGES, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
 from pallas_ops import on_kernels
 from specfold_jax import model as xla
@@ -195,6 +196,29 @@ def test_branches_have_the_same_attention_in_any_order_up_to_their_count():
         everything = attend([0, 1, 2, 3], [0, 1, 1, 0], [-1, -1, 1, -1], 4)
         some = attend([2, 0, 1, 3], [1, 0, 1, 0], [2, -1, -1, -1], 3)
     np.testing.assert_array_equal(bits(some), bits(everything[jnp.asarray([2, 0, 1])]))
+
+
+def test_rows_that_are_not_there_may_name_anything():
+    """Whatever their slots and references say, other rows are the same, none of them is flagged, and nothing else is read."""
+    rng, here, rows = np.random.default_rng(5), 20, 40
+    x = jnp.asarray(rng.normal(size=(rows, 128)), jnp.bfloat16)
+    sums = jnp.asarray(rng.normal(size=(3, 24, 512)), jnp.float32)
+    slots, references = (jnp.asarray(rng.integers(0, most, rows), jnp.int32) for most in (24, here))
+    turns = Turns.of(jnp.arange(rows, dtype=jnp.int32), MODEL)
+    weight, need, tau = Norm(jnp.ones(128, jnp.bfloat16), 1e-6, 128), jnp.full(rows, GATED), jnp.full(1, 0.9, jnp.float32)
+    sizes = {"heads": 2, "kv_heads": 1, "head_dim": 64, "eps": 1e-6, "dtype": x.dtype}
+    found = []
+    for absent in ([0] * (rows - here), np.resize([2**31 - 1, -(2**31), 24, -1], rows - here)):
+        slot, reference = (array.at[here:].set(jnp.asarray(absent, jnp.int32)) for array in (slots, references))
+        with on_kernels(races=False):
+            after, flags = gate(x, sums[..., :128], slot, reference, need, jnp.full(1, here), tau)
+            advanced = advance_norm(x, sums[..., :128], slot, jnp.full(1, here), weight)
+            qkv = attention_inputs(sums, slot, jnp.full(1, here), turns, None, None, None, **sizes)
+        assert not flags[here:].any()
+        found.append([each[:here] for each in (after, flags, *advanced, qkv)])
+    assert 0 < found[0][1].sum() < here
+    for one, another in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, another)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
