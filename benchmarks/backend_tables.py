@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.decode_tables import EMBEDDED, kin, ratios, spread_text
-from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, table, where
+from benchmarks.decode_tables import EMBEDDED, ratios, spread_text
+from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, table
 
 
 def _setting(name: str) -> Column:
@@ -45,20 +45,19 @@ def decode(rows: Rows) -> str:
 
 def tokens(rows: Rows) -> str:
     """Tokens a second of whole decodes: a line a shape, implementation, batch, D and tau, and how the methods compare."""
-    found: Rows = []
-    for row in rows:
-        if row["setting"]["method"] == "specfold" and row["setting"]["tau"]:
-            mine = [other for other in rows if kin(other["setting"]) == kin(row["setting"])]
-            rivals = where(mine, method="vanilla") + where(mine, method="spiffy", drafts=row["setting"]["drafts"])
-            rates = [each["measured"]["tokens_per_second"] for each in (*rivals, row)]
-            if len(rates) == 3:
-                measured = dict(zip(("vanilla", "spiffy", "specfold"), rates, strict=True))
-                measured |= {f"over_{name}": measured["specfold"] / measured[name] for name in ("vanilla", "spiffy")}
-                found.append({"setting": row["setting"], "measured": measured | {"recompute": row["measured"]["recompute_ratio"]}})
+    found: Rows = [{"setting": each, "measured": each} for each in ratios(rows)]
+
+    def rate(method: str) -> Callable[[Result], str]:
+        return lambda row: f"{row['measured']['tokens_per_second'][method]:,.0f}"
+
+    def over(method: str) -> Callable[[Result], str]:
+        rates = "tokens_per_second"
+        return lambda row: f"{row['measured'][rates]['specfold'] / row['measured'][rates][method]:.2f}"
+
     columns: list[Column] = [_setting("shape"), _setting("batch"), _setting("impl"), _setting("drafts"), _setting("tau")]
-    columns += [("vanilla", number("vanilla", 0)), ("Spiffy", number("spiffy", 0)), ("SpecFold", number("specfold", 0))]
-    columns += [("SpecFold / vanilla", number("over_vanilla")), ("SpecFold / Spiffy", number("over_spiffy"))]
-    columns += [("recompute", number("recompute"))]
+    columns += [("vanilla", rate("vanilla")), ("Spiffy", rate("spiffy")), ("SpecFold", rate("specfold"))]
+    columns += [("SpecFold / vanilla", over("vanilla")), ("SpecFold / Spiffy", over("spiffy"))]
+    columns += [("recompute", number("recompute_ratio"))]
     shapes = list(dict.fromkeys(row["setting"]["shape"] for row in found))
     found.sort(key=lambda row: (shapes.index(row["setting"]["shape"]), row["setting"]["batch"]))
     return table(found, *columns, samples=False)

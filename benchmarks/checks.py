@@ -177,7 +177,8 @@ def main() -> int:
         return [result["setting"] for result in file.results]
 
     for shape in FLAGS.shapes:
-        pending = [s for impl in FLAGS.impls for case in wanted for s in settings(shape, impl, *case) if s not in done()]
+        before = done()
+        pending = [s for impl in FLAGS.impls for case in wanted for s in settings(shape, impl, *case) if s not in before]
         if not pending:
             continue
         model, params = in_shape(shape, FLAGS.dtype)

@@ -79,30 +79,34 @@ def folding_ms(one: dict[str, Any], spiffy: dict[str, Any]) -> float | None:
 
 
 def ratios(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
-    """Of each shape, implementation, batch, D, and tau above 0: whole iterations over vanilla's, and shares of an iteration."""
+    """Of each shape, implementation, batch, D, and tau above 0: whole iterations over vanilla's, shares of one, rates of whole decodes."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(str(kin(result["setting"])), []).append(result)
     for group in groups.values():
         for result in group:
             s = result["setting"]
-            vanilla = next((r["measured"]["one"] for r in group if r["setting"]["method"] == "vanilla"), None)
-            plain = (r for r in group if r["setting"]["method"] == "spiffy" and r["setting"]["drafts"] == s["drafts"])
-            spiffy = next((r["measured"]["one"] for r in plain), None)
+            vanilla = next((r["measured"] for r in group if r["setting"]["method"] == "vanilla"), None)
+            plain = (r["measured"] for r in group if r["setting"]["method"] == "spiffy" and r["setting"]["drafts"] == s["drafts"])
+            spiffy = next(plain, None)
             if s["method"] != "specfold" or not s["tau"] or vanilla is None or spiffy is None:
                 continue
-            one, step = result["measured"]["one"], vanilla["step"]["median_ms"]
-            folding, whole = folding_ms(one, spiffy), one["step"]["median_ms"]
-            yield result["setting"] | {
-                "vanilla_ms": step,
-                "vanilla_overhead": vanilla["overhead_ms"] / step,
-                "spiffy_over_vanilla": spiffy["step"]["median_ms"] / step,
-                "spiffy_rows": spiffy["rows"],
-                "specfold_over_vanilla": whole / step,
-                "specfold_over_spiffy": whole / spiffy["step"]["median_ms"],
-                "recompute": sum(one["recompute"]) / 2 if one["recompute"] else None,
-                "overhead": one["overhead_ms"] / whole,
-                "folding": folding / one["check"]["median_ms"] if folding is not None else None,
+            runs = {"specfold": result["measured"], "spiffy": spiffy, "vanilla": vanilla}
+            one = {name: run["one"] for name, run in runs.items()}
+            step = {name: each["step"]["median_ms"] for name, each in one.items()}
+            mine, folding = one["specfold"], folding_ms(one["specfold"], one["spiffy"])
+            yield s | {
+                "vanilla_ms": step["vanilla"],
+                "vanilla_overhead": one["vanilla"]["overhead_ms"] / step["vanilla"],
+                "spiffy_over_vanilla": step["spiffy"] / step["vanilla"],
+                "spiffy_rows": one["spiffy"]["rows"],
+                "specfold_over_vanilla": step["specfold"] / step["vanilla"],
+                "specfold_over_spiffy": step["specfold"] / step["spiffy"],
+                "recompute": sum(mine["recompute"]) / 2 if mine["recompute"] else None,
+                "overhead": mine["overhead_ms"] / step["specfold"],
+                "folding": folding / mine["check"]["median_ms"] if folding is not None else None,
+                "recompute_ratio": result["measured"]["recompute_ratio"],
+                "tokens_per_second": {name: run["tokens_per_second"] for name, run in runs.items()},
             }
 
 

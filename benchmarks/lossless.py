@@ -71,10 +71,10 @@ def main() -> None:
     tokenizer, problems = load_tokenizer("tiny"), packaged_problems()
     ids = encode(tokenizer, [problem.question for problem in problems])
     asked, watched = ids[: FLAGS.samples], pad(ids[-FLAGS.calibration :])
-    begun = time.monotonic()
+    before, begun = file.results, time.monotonic()
 
     def missing(setting: dict[str, Any]) -> bool:
-        return not any(setting.items() <= result.items() for result in file.results)
+        return not any(setting.items() <= result.items() for result in before)
 
     def missing_of(dtype: str) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
         """Batch, temperature, and the methods to compare with one vanilla run."""

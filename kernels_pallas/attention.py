@@ -97,11 +97,10 @@ def branch_attention(
 
 def _body(qkv, k_prefix, v_prefix, layer, count, branch, o, *, interpreted):
     n = lax.axis_index("branch")
-    given = layer[0], n, [branch[field, n] for field in range(4)]  # asked for together with the count, not after it
 
     @pl.when(n < count[0])
     def _():
-        _attention(qkv, k_prefix, v_prefix, *given, o, interpreted)
+        _attention(qkv, k_prefix, v_prefix, layer[0], n, [branch[field, n] for field in range(4)], o, interpreted)
 
 
 def _attention(qkv, k_prefix, v_prefix, layer, n, about, o, interpreted):

@@ -51,27 +51,26 @@ def pack(
     ) -> None:
         row = lax.axis_index("row")
         every, within = flags_ref[...], row % block
-        here, flag, mine, weight = here_ref[0], flags_ref[row], x_ref[row], weight_ref[...]  # at once, as in `rows.py`
 
         @pl.when(row == 0)
         def _() -> None:
             count_out[0] = jnp.sum(every)
 
-        @pl.when(row < here)
+        @pl.when(row < here_ref[0])
         def _() -> None:
             def climb(state: tuple[Array, Array]) -> tuple[Array, Array]:
                 branch, _ = state
                 above = parent_ref[branch]
                 return above, (flags_ref[above * block + within] > 0) | (above == branch)
 
-            branch, _ = lax.while_loop(lambda state: ~state[1], climb, (row // block, flag > 0))
+            branch, _ = lax.while_loop(lambda state: ~state[1], climb, (row // block, flags_ref[row] > 0))
             source = branch * block + within
             slot = jnp.sum(jnp.where(lax.broadcasted_iota(jnp.int32, every.shape, 0) < source, every, 0))
             slot_out[row], source_out[row] = slot, source
 
-            @pl.when(flag > 0)
+            @pl.when(flags_ref[row] > 0)
             def _() -> None:
-                out[slot] = norm(mine, weight)
+                out[slot] = norm(x_ref[row], weight_ref[...])
 
     outs = (
         jax.ShapeDtypeStruct((rows, width), x.dtype),

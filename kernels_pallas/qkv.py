@@ -83,44 +83,41 @@ def attention_inputs(
         *ins, out = refs
         ref = dict(zip(given, ins, strict=True))
         row = lax.axis_index("row")
-        here, at = ref["here"][0], row if slot is None else jnp.clip(ref["slot"][row], 0, capacity - 1)  # `rows.py` says why
-        head = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
-        is_query, is_value = head < heads, head >= heads + kv_heads
 
-        def load(source: Any) -> Array:
-            return plgpu.load(source, layout=layout, optimized=False)
-
-        def alike(source: Any) -> Array:
-            """The same [half] for all heads."""
-            return lax.broadcast_in_dim(plgpu.load(source, layout=layout.reduce((0,)), optimized=False), shape, (1,))
-
-        def side(n: int) -> Array:
-            total = load(ref["sums"].at[0, at, :, n])
-            for split in range(1, splits):
-                total += load(ref["sums"].at[split, at, :, n])
-            total = total.astype(dtype)
-            return (total + load(ref["bias"].at[:, n]) if bias is not None else total).astype(jnp.float32)
-
-        first, second = side(0), side(1)
-        plain = first, second
-        if q_norm is not None:
-            mean = (jnp.sum(first * first, axis=1) + jnp.sum(second * second, axis=1)) / head_dim
-            scale = lax.broadcast_in_dim(lax.rsqrt(mean + eps), shape, (0,))
-            weights = [jnp.where(is_query, alike(ref["q_norm"].at[n]), alike(ref["k_norm"].at[n])) for n in range(2)]
-            first, second = (((x * scale).astype(dtype) * w).astype(jnp.float32) for x, w in zip(plain, weights, strict=True))
-        cos, sin = alike(ref["cos"].at[row]), alike(ref["sin"].at[row])
-        turned = first * cos - second * sin, second * cos + first * sin
-        done = []
-        for wide, unturned in zip(turned, plain, strict=True):
-            value = wide.astype(dtype)
-            if turns.query_scale is not None:
-                value = jnp.where(is_query, (value.astype(jnp.float32) * ref["query_scale"][row]).astype(dtype), value)
-            done.append(jnp.where(is_value, unturned.astype(dtype), value))
-
-        @pl.when(row < here)
+        @pl.when(row < ref["here"][0])
         def _() -> None:
-            for n, value in enumerate(done):
-                out[row, :, n] = value
+            at = row if slot is None else ref["slot"][row]
+            head = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+            is_query, is_value = head < heads, head >= heads + kv_heads
+
+            def load(source: Any) -> Array:
+                return plgpu.load(source, layout=layout, optimized=False)
+
+            def alike(source: Any) -> Array:
+                """The same [half] for all heads."""
+                return lax.broadcast_in_dim(plgpu.load(source, layout=layout.reduce((0,)), optimized=False), shape, (1,))
+
+            def side(n: int) -> Array:
+                total = load(ref["sums"].at[0, at, :, n])
+                for split in range(1, splits):
+                    total += load(ref["sums"].at[split, at, :, n])
+                total = total.astype(dtype)
+                return (total + load(ref["bias"].at[:, n]) if bias is not None else total).astype(jnp.float32)
+
+            first, second = side(0), side(1)
+            plain = first, second
+            if q_norm is not None:
+                mean = (jnp.sum(first * first, axis=1) + jnp.sum(second * second, axis=1)) / head_dim
+                scale = lax.broadcast_in_dim(lax.rsqrt(mean + eps), shape, (0,))
+                weights = [jnp.where(is_query, alike(ref["q_norm"].at[n]), alike(ref["k_norm"].at[n])) for n in range(2)]
+                first, second = (((x * scale).astype(dtype) * w).astype(jnp.float32) for x, w in zip(plain, weights, strict=True))
+            cos, sin = alike(ref["cos"].at[row]), alike(ref["sin"].at[row])
+            turned = first * cos - second * sin, second * cos + first * sin
+            for n, (wide, unturned) in enumerate(zip(turned, plain, strict=True)):
+                value = wide.astype(dtype)
+                if turns.query_scale is not None:
+                    value = jnp.where(is_query, (value.astype(jnp.float32) * ref["query_scale"][row]).astype(dtype), value)
+                out[row, :, n] = jnp.where(is_value, unturned.astype(dtype), value)
 
     out = jax.ShapeDtypeStruct((rows, every, 2, half), dtype)
     found = launch("attention_inputs", body, out, {"row": rows}, *(array.reshape(view) for array, _, view in given.values()))

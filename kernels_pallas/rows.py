@@ -1,8 +1,4 @@
-"""What happens to rows between products: sums are added up and to the residual stream, normed, gated. One program a row.
-
-Such a program mostly waits for memory. So all that it reads is asked for at once, before it is known whether its row is there: what is not
-is read in vain and not stored. Only the indices of such a row may be any numbers, and are held to what exists.
-"""
+"""What happens to rows between products: sums are added up and to the residual stream, normed, gated. One program a row."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -34,8 +30,7 @@ def needs(
 
 
 def total(sums_ref: Any, slot: Array) -> Array:
-    """The sums of all splits at `slot`, added up in order; inside a kernel. A slot that does not exist is another one."""
-    slot = jnp.clip(slot, 0, sums_ref.shape[1] - 1)
+    """The sums of all splits at `slot`, added up in order; inside a kernel."""
     found = sums_ref[0, slot]
     for split in range(1, sums_ref.shape[0]):
         found += sums_ref[split, slot]
@@ -91,13 +86,11 @@ def advance_norm(
     def body(x_ref: Any, sums_ref: Any, here_ref: Any, weight_ref: Any, *refs: Any) -> None:
         *slot_ref, x_out, normed_out = refs
         row = lax.axis_index("row")
-        here, at, weight = here_ref[0], slot_ref[0][row] if slot_ref else row, weight_ref[...]
-        advanced = advance(x_ref[row], total(sums_ref, at))
-        normed = norm(advanced, weight)
 
-        @pl.when(row < here)
+        @pl.when(row < here_ref[0])
         def _() -> None:
-            x_out[row], normed_out[row] = advanced, normed
+            x_out[row] = advanced = advance(x_ref[row], total(sums_ref, slot_ref[0][row] if slot_ref else row))
+            normed_out[row] = norm(advanced, weight_ref[...])
 
     outs = (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2
     return launch("advance_norm", body, outs, {"row": x.shape[0]}, x, sums, here, norm.weight, *slots)
@@ -130,23 +123,26 @@ def gate(
     def body(*refs: Any) -> None:
         ref = dict(zip(names, refs, strict=False))
         *outs, flags_out = refs[len(names) :]
-        flag = lax.axis_index("row")
-        row = jnp.minimum(flag, rows - 1)  # flags are padded
-        here, tau, needed, places = ref["here"][0], ref["tau"][0], ref["need"][row], (row, jnp.clip(ref["reference"][row], 0, rows - 1))
-        slots = [at if slot is None else ref["slot"][at] for at in places]
-        mine, other = (ref["x"][at] for at in places)
-        if sums is not None:
-            mine, other = (advance(x, total(ref["sums"], at)) for x, at in zip((mine, other), slots, strict=True))
-        wide, other = mine.astype(jnp.float32), other.astype(jnp.float32)
-        delta, size = jnp.sum(jnp.square(wide - other)), jnp.sum(jnp.square(other))
-        folds = delta <= jnp.square(tau) * size  # NaN exceeds
-        computed = (needed == ALWAYS) | ((needed == GATED) & ~folds)
-        flags_out[flag] = (computed & (flag < here)).astype(jnp.int32)
+        row, here = lax.axis_index("row"), ref["here"][0]
 
-        @pl.when(flag < here)
+        @pl.when(row >= here)
         def _() -> None:
+            flags_out[row] = 0
+
+        @pl.when(row < here)
+        def _() -> None:
+            # All indices first, then all that they name: the row and its reference are on their way together.
+            needed, places = ref["need"][row], (row, ref["reference"][row])
+            slots = [at if slot is None else ref["slot"][at] for at in places]
+            mine, other = (ref["x"][at] for at in places)
+            if sums is not None:
+                mine, other = (advance(x, total(ref["sums"], at)) for x, at in zip((mine, other), slots, strict=True))
             for out in outs:
                 out[row] = mine
+            wide, other = mine.astype(jnp.float32), other.astype(jnp.float32)
+            delta, size = jnp.sum(jnp.square(wide - other)), jnp.sum(jnp.square(other))
+            folds = delta <= jnp.square(ref["tau"][0]) * size  # NaN exceeds
+            flags_out[row] = ((needed == ALWAYS) | ((needed == GATED) & ~folds)).astype(jnp.int32)
 
     flags = jax.ShapeDtypeStruct((-(-rows // LANES) * LANES,), jnp.int32)
     outs = (flags,) if sums is None else (jax.ShapeDtypeStruct(x.shape, x.dtype), flags)

@@ -17,7 +17,8 @@ def check(ms, impl="pallas", batch=1, drafts=8, tau=None, recompute=None, groups
 
 def decode(method, step, overhead=0.0, tau=None, impl="pallas", rate=100.0):
     setting = FIXED | {"impl": impl, "batch": 1, "method": method, "drafts": 8, "tau": tau, "guard": 0.5}
-    one = {"step": {"median_ms": step}, "overhead_ms": overhead}
+    part = {"median_ms": step, "kernels": None}
+    one = {"step": part, "check": part, "overhead_ms": overhead, "rows": 288, "recompute": [0.2, 0.3]}
     return {"setting": setting, "measured": {"one": one, "tokens_per_second": rate, "recompute_ratio": 0.25}}
 
 
@@ -59,7 +60,7 @@ def test_bars():
 def test_what_was_not_measured_is_said(decodes, checks):
     found = lines(bars(decodes, checks))
     assert all((cells[2] == "-") == (cells[3] == "not measured") for cells in found)
-    assert sum(cells[3] == "not measured" for cells in found) == {0: 6, 2: 3, 10: 5}[len(decodes) + len(checks)]
+    assert sum(cells[3] == "not measured" for cells in found) == {0: 9, 2: 6, 10: 5}[len(decodes) + len(checks)]
 
 
 def test_tokens():
