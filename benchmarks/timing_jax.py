@@ -32,8 +32,11 @@ from specfold_jax.reveal import Ranked
 from specfold_jax.state import Decoded, DecodeState, begin, unfinished
 from specfold_jax.validate import row_status
 
-TURNS = 5
+LEAST_TURNS, MOST_TURNS = 10, 50
 """Repetitions in one loop: a time is the mean of so many."""
+LOOP_SECONDS = 0.1
+"""A loop has more turns than the least until it takes so long: what a call costs the host, a few tenths of a millisecond more or less, is
+then lost in it."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +149,20 @@ def empty_turn() -> float:
 
 
 def turn_seconds(run: Callable[[np.int32], Any], repetitions: int) -> list[float]:
-    """Seconds of a turn, so often that the turns are `repetitions`; `run(turns)` returns when the device is done, or what to wait for."""
+    """Seconds of a turn, the mean of a loop of them, for as many loops as have `repetitions` turns or more; of the least at least two.
+
+    `run(turns)` returns when the device is done, or what to wait for.
+    """
 
     def wall(turns: int) -> float:
         return timed(lambda: jax.block_until_ready(run(np.int32(turns))))[1]
 
     wall(1)
     one = float(np.median([wall(1) for _ in range(5)]))
-    return [(wall(1 + TURNS) - one) / TURNS for _ in range(max(2, repetitions // TURNS))]
+    least = min(LEAST_TURNS, repetitions)
+    turn = (wall(1 + least) - one) / least
+    turns = int(np.clip(LOOP_SECONDS / max(turn, 1e-9), least, MOST_TURNS))
+    return [(wall(1 + turns) - one) / turns for _ in range(max(2, repetitions // LEAST_TURNS))]
 
 
 def kernel_times(program: Compiled, *given: Any) -> dict[str, float] | None:

@@ -39,7 +39,7 @@ def linear(
     """
     _check(x, weight, count, parts=1)
     tile = tile or product_tile(*weight.shape, x.shape[0])
-    return _product("linear", x, weight, count, tile, 1, lambda total: total, jnp.float32)
+    return _product("linear", x, weight, count, tile)
 
 
 @partial(jax.jit, static_argnames="tile")
@@ -48,14 +48,13 @@ def silu_pair(
 ) -> Float[Array, "rows hidden"]:
     """silu(gate) * up of x @ weight.T (gate rows first), for the first `count` rows; other rows are unspecified."""
     _check(x, weight, count, parts=2)
-    dtype = x.dtype
     tile = tile or pair_tile(weight.shape[0] // 2, x.shape[0])
+    return _product("silu_pair", x, weight, count, tile, _gated)[0]
 
-    def finish(gate: Array, up: Array) -> Array:
-        wide = gate.astype(dtype).astype(jnp.float32)
-        return (wide / (1 + jnp.exp(-wide))).astype(dtype) * up.astype(dtype)
 
-    return _product("silu_pair", x, weight, count, tile, 2, finish, dtype)[0]
+def _gated(gate: Array, up: Array) -> Array:
+    wide = gate.astype(jnp.float32)
+    return (wide / (1 + jnp.exp(-wide))).astype(up.dtype) * up
 
 
 def _check(x: Array, weight: Array, count: Array, parts: int) -> None:
@@ -69,18 +68,20 @@ def _check(x: Array, weight: Array, count: Array, parts: int) -> None:
 
 
 def _product(
-    name: str, x: Array, weight: Array, count: Array, tile: Tile, parts: int, finish: Callable[..., Array], dtype: Any
+    name: str, x: Array, weight: Array, count: Array, tile: Tile, finish: Callable[[Array, Array], Array] | None = None
 ) -> Float[Array, "splits rows columns"]:
-    """finish(x @ part.T for the equal parts of the weight's rows), tile by tile."""
+    """fp32 sums of x @ weight.T; or finish(x @ first.T, x @ second.T), in x's type, of the halves of the weight's rows."""
+    parts, dtype = (2, x.dtype) if finish else (1, jnp.float32)
     rows, columns = x.shape[0], weight.shape[0] // parts
     height, steps = tile.blocks * ROWS, weight.shape[1] // DEPTH // tile.splits
     sizes, held = tile.loads(rows), tile.held(rows)
-    width, shared = parts * tile.columns, tile.shares_last(parts)
+    shared = tile.shares_last(parts)
     if tile.stages < min(steps, 2):
         raise ValueError(f"{tile} must have 2 stages or more: one is freed when the next is read")
 
     def body(x_ref: Any, weight_ref: Any, count_ref: Any, out_ref: Any, memory: Any, *barriers: Any) -> None:
-        (tiles, results), (loaded, freed, multiplied, handed) = memory, barriers
+        (tiles, results), (loaded, freed, together) = memory, barriers
+        multiplied, handed = together.at[0], together.at[1]
         split, row, group = (lax.axis_index(name) for name in ("split", "row", THREAD))
         first = (lax.axis_index("column") * tile.cluster + lax.axis_index(CLUSTER)) * tile.columns
         here = jnp.clip(count_ref[0] - row * height, 0, held)
@@ -120,18 +121,17 @@ def _product(
             lax.fori_loop(steps - stages, steps, drain, None)
 
         def compute(high: int, half: bool) -> None:
-            """The sums of `high` blocks, this warpgroup's, and of its part of one that is shared; and what comes of them."""
-            plgpu.set_max_registers(_registers(tile.warpgroups), action="increase")
-            mine = [(n * tile.warpgroups + group) * ROWS for n in range(high)] + [height - ROWS] * half
-            takes = [(0, width)] * high + [(group * tile.columns, tile.columns)] * half
+            """The sums of `high` blocks, this warpgroup's, and of its part of one that is shared, left where loads were."""
+            mine = [n * tile.warpgroups + group for n in range(high)] + [tile.blocks - 1] * half
+            takes = [(0, parts)] * high + [(group, 1)] * half  # the first of the weight's parts, and their number
 
             def summed(*sums: Any) -> list[Array]:
                 def add(step: Array, stage: Array) -> Array:
                     plgpu.barrier_wait(loaded.at[stage])
-                    for total, block, (start, wide) in zip(sums, mine, takes, strict=True):
-                        factor = tiles.at[pl.ds(stage * stride + block, ROWS)]
-                        part = tiles.at[pl.ds(stage * stride + weights + start, wide)]
-                        plgpu.wgmma(total, factor, part.transpose((1, 0)))
+                    for total, block, (part, number) in zip(sums, mine, takes, strict=True):
+                        factor = tiles.at[pl.ds(stage * stride + block * ROWS, ROWS)]
+                        columns = pl.ds(stage * stride + weights + part * tile.columns, number * tile.columns)
+                        plgpu.wgmma(total, factor, tiles.at[columns].transpose((1, 0)))
                     plgpu.wgmma_wait(len(sums))
 
                     @pl.when(step > 0)
@@ -145,31 +145,14 @@ def _product(
                 plgpu.barrier_arrive(freed.at[lax.rem(steps - 1, stages)])
                 return [total[...] for total in sums]
 
-            totals = pl.run_scoped(summed, *[plgpu.ACC((ROWS, wide), jnp.float32) for _, wide in takes])
+            totals = pl.run_scoped(summed, *[plgpu.ACC((ROWS, number * tile.columns), jnp.float32) for _, number in takes])
             plgpu.barrier_arrive(multiplied)
-            plgpu.barrier_wait(multiplied)  # results take the place of what was loaded
-            for block, total in zip(mine[:high], totals, strict=False):
-                store(block, finish(*(total[:, start : start + tile.columns] for start in range(0, width, tile.columns))))
-            if half:
-                between = results.at[tile.blocks - 1]
-
-                @pl.when(group == 1)
-                def _() -> None:
-                    between[...] = totals[-1].astype(dtype)
-                    plgpu.barrier_arrive(handed)
-
-                @pl.when(group == 0)
-                def _() -> None:
-                    plgpu.barrier_wait(handed)
-                    store(mine[-1], finish(totals[-1], between[...]))
-
-            plgpu.wait_smem_to_gmem(0)
-
-        def store(block: Array, result: Array) -> None:
-            slot = results.at[lax.div(block, ROWS)]
-            slot[...] = result.astype(dtype)
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(slot, out_ref.at[split].at[pl.ds(row * height + block, ROWS), pl.ds(first, tile.columns)])
+            plgpu.barrier_wait(multiplied)
+            for total, block, (part, number) in zip(totals, mine, takes, strict=True):
+                for n in range(number):
+                    results[block, part + n] = total[:, n * tile.columns : (n + 1) * tile.columns].astype(dtype)
+                if finish is None:
+                    send(block)
 
         def skip() -> None:
             """A warpgroup without rows.
@@ -186,6 +169,32 @@ def _product(
             lax.fori_loop(0, steps, free, None)
             plgpu.barrier_arrive(multiplied)
 
+        def finish_all(mine: Array, finish: Callable[[Array, Array], Array]) -> None:
+            """What comes of the sums of all this warpgroup's blocks, a few rows at a time.
+
+            One piece of code for them all, however many: the kernels in between put it out of the cache, and programs wait for it.
+            """
+
+            def store(n: Array, _: None) -> None:
+                block = n * tile.warpgroups + group
+
+                def some_rows(n: Array, _: None) -> None:
+                    some = pl.ds(n * LOADED, LOADED)
+                    results[block, 0, some] = finish(results[block, 0, some], results[block, 1, some])
+
+                lax.fori_loop(0, ROWS // LOADED, some_rows, None)
+                send(block)
+
+            if shared:
+                plgpu.barrier_arrive(handed)
+                plgpu.barrier_wait(handed)
+            lax.fori_loop(0, mine, store, None)
+
+        def send(block: Array | int) -> None:
+            plgpu.commit_smem()
+            where = pl.ds(row * height + block * ROWS, ROWS), pl.ds(first, tile.columns)
+            plgpu.copy_smem_to_gmem(results.at[block, 0], out_ref.at[split].at[where])
+
         @pl.when(blocks > 0)
         def _() -> None:
             pl.when(group == tile.warpgroups)(load)
@@ -194,8 +203,12 @@ def _product(
             def _() -> None:
                 most = tile.blocks // tile.warpgroups if shared else -(-tile.blocks // tile.warpgroups)
                 ways = [skip, *(partial(compute, n + 1, False) for n in range(most)), *[partial(compute, most, True)] * shared]
-                way = -(-(blocks - group) // tile.warpgroups)
-                lax.switch(jnp.where(blocks == tile.blocks, most + 1, way) if shared else way, ways)
+                mine = -(-(blocks - group) // tile.warpgroups)
+                plgpu.set_max_registers(_registers(tile.warpgroups), action="increase")
+                lax.switch(jnp.where(blocks == tile.blocks, most + 1, mine) if shared else mine, ways)
+                if finish is not None:
+                    finish_all(mine, finish)
+                plgpu.wait_smem_to_gmem(0)
 
     grid = {"split": tile.splits, "column": -(-columns // (tile.columns * tile.cluster)), "row": -(-rows // height)}
     return launch(
@@ -212,12 +225,11 @@ def _product(
         scratch_types=[
             plgpu.RefUnion(
                 plgpu.SMEM((tile.stage_rows(rows, parts), DEPTH), x.dtype, transforms=SWIZZLED),
-                plgpu.SMEM((tile.blocks, ROWS, tile.columns), dtype),
+                plgpu.SMEM((tile.blocks, parts, ROWS, tile.columns), dtype),
             ),
             plgpu.Barrier(num_arrivals=parts + 1, num_barriers=MOST_STAGES),
             plgpu.ClusterBarrier(collective_axes=(CLUSTER,), num_arrivals=tile.warpgroups, num_barriers=MOST_STAGES),
-            plgpu.Barrier(num_arrivals=tile.warpgroups),
-            plgpu.Barrier(),
+            plgpu.Barrier(num_arrivals=tile.warpgroups, num_barriers=2),
         ],
     )
 

@@ -86,11 +86,14 @@ def advance_norm(
     def body(x_ref: Any, sums_ref: Any, here_ref: Any, weight_ref: Any, *refs: Any) -> None:
         *slot_ref, x_out, normed_out = refs
         row = lax.axis_index("row")
+        # All that is read is asked for at once, before it is known whether the row is there. The slot of one that is not may be any number.
+        at = jnp.clip(slot_ref[0][row], 0, sums_ref.shape[1] - 1) if slot_ref else row
+        here, weight, advanced = here_ref[0], weight_ref[...], advance(x_ref[row], total(sums_ref, at))
+        normed = norm(advanced, weight)
 
-        @pl.when(row < here_ref[0])
+        @pl.when(row < here)
         def _() -> None:
-            x_out[row] = advanced = advance(x_ref[row], total(sums_ref, slot_ref[0][row] if slot_ref else row))
-            normed_out[row] = norm(advanced, weight_ref[...])
+            x_out[row], normed_out[row] = advanced, normed
 
     outs = (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2
     return launch("advance_norm", body, outs, {"row": x.shape[0]}, x, sums, here, norm.weight, *slots)

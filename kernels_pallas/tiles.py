@@ -46,8 +46,8 @@ class Tile(NamedTuple):
         return self.stages * (self.held(rows) + weight_rows(self.columns, parts))
 
     def shared_bytes(self, rows: int, parts: int, itemsize: int) -> int:
-        """Of the stages or, in their place when all is summed up, of results of so many bytes each."""
-        return max(self.stage_rows(rows, parts) * DEPTH * 2, self.blocks * ROWS * self.columns * itemsize)
+        """Of the stages or, in their place when all is summed up, of the sums, in so many bytes each."""
+        return max(self.stage_rows(rows, parts) * DEPTH * 2, self.blocks * ROWS * parts * self.columns * itemsize)
 
     def shares_last(self, parts: int) -> bool:
         """Whether two warpgroups share the last block."""
@@ -62,15 +62,17 @@ def weight_rows(columns: int, parts: int) -> int:
 def product_tile(columns: int, depth: int, rows: int) -> Tile:
     """For x [rows, depth] @ weight [columns, depth].T: as many programs as multiprocessors, as nearly as the splits allow.
 
-    Up to 320 rows a program has all of them, and reads its weight once; above, tiles of 256 rows at most by 128 columns.
+    Up to 320 rows a program has all of them, and reads its weight once, in one warpgroup, which is a little faster than two that share
+    them; above, tiles of 256 rows at most by 128 columns.
     """
     blocks = -(-rows // ROWS)
+    warpgroups = 1 if blocks <= 5 else 2
     width = _storable(min(columns, 64), columns, 4)
     tiles, steps = -(-columns // width), depth // DEPTH
     splits = max((n for n in range(1, min(steps, 8) + 1) if steps % n == 0 and n * tiles <= MULTIPROCESSORS), default=1)
     if blocks > 5:
         blocks, width = _evenly(blocks, 4), _storable(min(columns, 128), columns, 4)
-    return _fitted(Tile(blocks, min(blocks, 2), width, MOST_STAGES, splits, 1 if blocks == 1 else 2), rows, 1, 4)
+    return _fitted(Tile(blocks, warpgroups, width, MOST_STAGES, splits, 1 if blocks == 1 else 2), rows, 1, 4)
 
 
 def pair_tile(hidden: int, rows: int) -> Tile:
