@@ -181,12 +181,13 @@ def main() -> int:
         pending = [s for impl in FLAGS.impls for case in wanted for s in settings(shape, impl, *case) if s not in before]
         if not pending:
             continue
-        model, params = in_shape(shape, FLAGS.dtype)
-        if FLAGS.prefix % model.block_size:
-            raise app.UsageError(f"--prefix={FLAGS.prefix} must be a multiple of the block of {model.block_size}")
         given: dict[str, Given] = {}
-        for batch, drafts in wanted:
-            given[f"{batch}x{drafts}"] = params, *inputs(params, model, batch, drafts, FLAGS.prefix)
+        with file.preparing():
+            model, params = in_shape(shape, FLAGS.dtype)
+            if FLAGS.prefix % model.block_size:
+                raise app.UsageError(f"--prefix={FLAGS.prefix} must be a multiple of the block of {model.block_size}")
+            for batch, drafts in wanted:
+                given[f"{batch}x{drafts}"] = params, *inputs(params, model, batch, drafts, FLAGS.prefix)
 
         def parts(s: Setting, given: dict[str, Given] = given) -> tuple[DecodeConfig, Given, FoldConfig | None]:
             return DecodeConfig(impl=s["impl"]), given[f"{s['batch']}x{s['drafts']}"], None if s["tau"] is None else FoldConfig(s["tau"])
@@ -195,7 +196,8 @@ def main() -> int:
             return str(s | {"tau": s["tau"] is not None})
 
         console.print(f"{shape}: compiling for {len(pending)} measurements", highlight=False)
-        programs = compile_all({name(s): parts(s) for s in pending}, model)
+        with file.preparing():
+            programs = compile_all({name(s): parts(s) for s in pending}, model)
         for s in pending:
             try:
                 with file.alone():

@@ -22,9 +22,9 @@ Floors are for an H200, as measured: 4.3e12 bytes/s and 770e12 bfloat16 operatio
 
 Draft graphs lie beside --out, or, of a single number of drafts, in --graph FILE: read if there, else chosen on other problems and kept.
 Results are written after each setting; the same command goes on where it was interrupted. Commands for other shapes and implementations
-may fill the same file side by side: what writes to one folder compiles at the same time and measures one at a time. Compiling takes
-processor cores: give each command its own (taskset), or PyTorch, which the host drives, is measured too slow. A setting that fails is
-reported at the end and tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless
+may fill the same file side by side: what writes to one folder compiles at the same time, and measures one at a time when all that began
+have compiled: a command for each shape, implementation and batch is fastest. A GPU that others use is measured too slow. A setting that
+fails is reported at the end and tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless
 XLA_PYTHON_CLIENT_PREALLOCATE says so. JAX_COMPILATION_CACHE_DIR keeps what XLA compiled.
 """
 
@@ -228,13 +228,16 @@ def run(file: ResultsFile, ids: Ids, graphs: Graphs, say: Callable[[str], None])
         if not (groups := [group for group in ([s for s in group if s not in done] for group in groups) if group]):
             continue
         say(f"{shape}: embedding")
-        model, params = in_shape(shape, _DTYPE.value)
+        with file.preparing():
+            model, params = in_shape(shape, _DTYPE.value)
         for group in groups:
             where = f"{shape} {group[0]['impl']} batch {group[0]['batch']}"
             try:
                 say(f"{where}: {'compiling' if names == SIDES['jax'] else 'preparing'} {len(group)} settings")
                 states: dict[int | None, Any] = {}
-                for setting, side in sides(group, params, model, graphs, ids):
+                with file.preparing():
+                    ready = list(sides(group, params, model, graphs, ids))
+                for setting, side in ready:
                     with file.alone():
                         say(f"{where}: {title(setting)}")
                         result = {"setting": setting, "measured": measure(setting, side, params, ids, states)}

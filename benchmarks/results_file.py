@@ -77,11 +77,22 @@ class ResultsFile:
         return self.change(lambda before: [*before, *results])
 
     @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """No other program that writes to the same folder measures meanwhile: to load and to compile uses the GPU too."""
+        with self._holding(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
     def alone(self) -> Iterator[None]:
-        """No other program that writes to the same folder is in such a block meanwhile."""
+        """No other program that writes to the same folder measures or prepares meanwhile."""
+        with self._holding(fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def _holding(self, how: int) -> Iterator[None]:
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # closing the folder gives it up
+            fcntl.flock(folder, how)  # closing the folder gives it up
             yield
         finally:
             os.close(folder)

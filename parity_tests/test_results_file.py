@@ -3,6 +3,9 @@
 import json
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from absl import app
@@ -82,6 +85,25 @@ for n in range(40):
     assert [program.wait(timeout=120) for program in programs] == [0, 0, 0]
     assert sorted(result["n"] for result in read(path)["results"]) == sorted(3 * list(range(40)))
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_programs_prepare_together_and_measure_alone(path):
+    file, together, order = ResultsFile.named(path, "speed", HERE), threading.Barrier(3, timeout=60), []
+
+    def program(n):
+        with file.preparing():
+            together.wait()  # all three are in here at once
+            order.append("prepared")
+        with file.alone():
+            order.append(n)
+            time.sleep(0.01)
+            order.append(n)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(program, range(3)))
+    assert order[:3] == ["prepared"] * 3  # who had prepared first waited for the others
+    assert order[3::2] == order[4::2]
+    assert sorted(order[3::2]) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("path", [path for path in sorted(RESULTS.glob("*.json")) if ".graph" not in path.name], ids=lambda path: path.stem)
