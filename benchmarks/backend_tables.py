@@ -4,7 +4,21 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.decode_tables import EMBEDDED, ratios, spread_text
+from benchmarks.embed import SHAPES
 from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, table
+
+IMPLS, METHODS = ("pallas", "xla", "triton", "torch"), ("vanilla", "spiffy", "specfold")
+
+
+def _ordered(rows: Rows) -> Rows:
+    """By setting, whatever the order in which commands side by side measured them."""
+
+    def place(row: Result) -> tuple[Any, ...]:
+        s, method = row["setting"], row["setting"].get("method")
+        whose = (IMPLS.index(s["impl"]), METHODS.index(method)) if method else ()  # a line of checks is of all implementations
+        return list(SHAPES).index(s["shape"]), s["batch"], *whose[:1], s["drafts"] or 0, *whose[1:], -1 if s["tau"] is None else s["tau"]
+
+    return sorted(rows, key=place)
 
 
 def _setting(name: str) -> Column:
@@ -37,7 +51,7 @@ def decode(rows: Rows) -> str:
     columns.append(_part("head"))
     columns += [("rows", lambda row: str(row["measured"]["one"]["rows"]))]
     columns += [("bytes floor, ms", lambda row: f"{row['measured']['one']['floors']['bytes_floor_ms']:.2f}")]
-    found = table(rows, *columns, samples=False)
+    found = table(_ordered(rows), *columns, samples=False)
     note = f'{EMBEDDED} From "step" on: one iteration on the state before the largest check. Step, check and head are timed apart, '
     note += "in PyTorch each with its own wait for the host. The floor: reading the weights at 4.3e12 bytes/s."
     return found if found == NOT_YET else f"{found}\n{note}\n"
@@ -58,9 +72,7 @@ def tokens(rows: Rows) -> str:
     columns += [("vanilla", rate("vanilla")), ("Spiffy", rate("spiffy")), ("SpecFold", rate("specfold"))]
     columns += [("SpecFold / vanilla", over("vanilla")), ("SpecFold / Spiffy", over("spiffy"))]
     columns += [("recompute", number("recompute_ratio"))]
-    shapes = list(dict.fromkeys(row["setting"]["shape"] for row in found))
-    found.sort(key=lambda row: (shapes.index(row["setting"]["shape"]), row["setting"]["batch"]))
-    return table(found, *columns, samples=False)
+    return table(_ordered(found), *columns, samples=False)
 
 
 def checks(rows: Rows) -> str:
@@ -85,7 +97,7 @@ def checks(rows: Rows) -> str:
     def floor(group: Result) -> str:
         return f"{max(group['measured'][name] for name in ('bytes_floor_ms', 'arithmetic_floor_ms')):.2f}"
 
-    found = [group | next(iter(group.values())) for group in groups.values()]
+    found = _ordered([group | next(iter(group.values())) for group in groups.values()])
     columns: list[Column] = [
         _setting("shape"),
         _setting("batch"),
@@ -131,7 +143,36 @@ def ratio(rows: Rows) -> str:
     columns += [("SpecFold / vanilla", number("specfold_over_vanilla")), ("SpecFold / Spiffy", number("specfold_over_spiffy"))]
     columns += [("overhead, vanilla", overhead("vanilla_overhead")), ("overhead, SpecFold", overhead("overhead"))]
     columns += [("folding, of a check", percent("folding"))]
-    return table(found, *columns, samples=False)
+    return table(_ordered(found), *columns, samples=False)
+
+
+def tiles(rows: Rows) -> str:
+    """What the kernels choose beside the fastest of the other tiles that were measured: a line a product and number of rows."""
+    groups: dict[str, Rows] = {}
+    for row in rows:
+        if "median_us" in row["measured"]:
+            groups.setdefault(str(row["case"]), []).append(row)
+
+    def time(row: Result | None) -> str:
+        if row is None:
+            return "-"
+        blocks, warpgroups, columns, stages, splits, cluster = row["tile"]
+        m = row["measured"]
+        tile = f"{64 * blocks} x {columns} / {warpgroups} / {stages} / {splits} / {cluster}"
+        return f"{m['median_us']:.1f} ({m['low_us']:.1f} to {m['high_us']:.1f}): {tile}"
+
+    def line(group: Rows) -> Result:
+        mine = next((row for row in group if row["default"]), None)
+        others = sorted((row for row in group if not row["default"]), key=lambda row: row["measured"]["median_us"])
+        return {"case": group[0]["case"], "mine": mine, "other": others[0] if others else None}
+
+    def rows_of(row: Result) -> str:
+        case = row["case"]
+        return str(case["rows"]) if case["count"] == case["rows"] else f"{case['count']} of {case['rows']}"
+
+    columns: list[Column] = [(name, lambda row, name=name: row["case"][name]) for name in ("shape", "op")]
+    columns += [("rows", rows_of), ("chosen, us", lambda row: time(row["mine"])), ("fastest other, us", lambda row: time(row["other"]))]
+    return table([line(group) for group in groups.values()], *columns, samples=False)
 
 
 def parity(rows: Rows) -> str:
@@ -179,7 +220,7 @@ def both_sides(rows: Rows) -> str:
     if any("gates" in row for row in rows):
         columns += [("replayed", lambda row: str(row.get("replayed", "-"))), ("gates that differ", compared("gates"))]
         columns += [("furthest from tau", furthest), ("drafts that differ", compared("drafts"))]
-        columns += [("not shown to be ties", lambda row: str(row["unexplained"]))]
+        columns += [("decisions that differ", compared("decisions")), ("not shown to be ties", lambda row: str(row["unexplained"]))]
     else:
         columns += [("token differences not shown to be ties", lambda row: str(row["unexplained"]))]
-    return table(rows, *columns, samples=False)
+    return table(sorted(rows, key=lambda row: (METHODS.index(row["method"]), row["dtype"])), *columns, samples=False)

@@ -23,9 +23,10 @@ Floors are for an H200, as measured: 4.3e12 bytes/s and 770e12 bfloat16 operatio
 Draft graphs lie beside --out, or, of a single number of drafts, in --graph FILE: read if there, else chosen on other problems and kept.
 Results are written after each setting; the same command goes on where it was interrupted. Commands for other shapes and implementations
 may fill the same file side by side: what writes to one folder compiles at the same time, and measures one at a time when all that began
-have compiled: a command for each shape, implementation and batch is fastest. A GPU that others use is measured too slow. A setting that
-fails is reported at the end and tried again by the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless
-XLA_PYTHON_CLIENT_PREALLOCATE says so. JAX_COMPILATION_CACHE_DIR keeps what XLA compiled.
+have compiled. A command for each shape, implementation and batch is fastest, as far as memory goes: each holds the model, and compilers try
+kernels on arrays of their own. A GPU that others use is measured too slow. A setting that fails is reported at the end and tried again by
+the next run. JAX shares the GPU with PyTorch: XLA does not take all of its memory unless XLA_PYTHON_CLIENT_PREALLOCATE says so.
+JAX_COMPILATION_CACHE_DIR keeps what XLA compiled.
 """
 
 import gc

@@ -114,7 +114,7 @@ def _checks(shape: str, results: Sequence[dict[str, Any]], environment: dict[str
             floors |= {m["rows"]: max(m["bytes_floor_ms"], m["arithmetic_floor_ms"]) for m in mine}
     axes.plot(sorted(floors), [floors[rows] for rows in sorted(floors)], color=GREY, lw=1.2, ls="--", label="floor")
     axes.set(xscale="log", yscale="log", xlabel="rows computed", ylabel="milliseconds")
-    axes.set_xticks(sorted(floors), [str(rows) for rows in sorted(floors)])
+    axes.set_xticks(ticks := _apart(sorted(floors)), [str(rows) for rows in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -125,8 +125,19 @@ def _checks(shape: str, results: Sequence[dict[str, Any]], environment: dict[str
     return figure
 
 
+def _apart(numbers: Sequence[int]) -> list[int]:
+    """Those of rising numbers whose names do not run into each other on a logarithmic axis."""
+    kept: list[int] = []
+    for number in numbers:
+        if not kept or number > 1.15 * kept[-1]:
+            kept.append(number)
+    return kept
+
+
 def _parts(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
-    """A bar a check, of what its kernels do; what is left of the time between them; the floor as a tick."""
+    """A bar a check, by setting, of what its kernels do; what is left of the time between them; the floor as a tick."""
+    order = ("impl", "batch", "drafts")
+    results = sorted(results, key=lambda r: (*(r["setting"][name] for name in order), r["setting"]["tau"] or -1))
     figure = _new(f"Parts of a check of the {shape} shape", environment, (7.4, 1.4 + 0.32 * len(results)))
     axes, groups = figure.subplots(), list(dict.fromkeys(name for r in results for name in r["measured"]["kernels"]["groups"]))
     names, left = [_named(result["setting"], result["measured"]) for result in results], np.zeros(len(results))
@@ -166,14 +177,16 @@ def _regimes(title: str, found: Sequence[dict[str, Any]], environment: dict[str,
             for r in found:
                 if (r["impl"], r["tau"]) == (impl, tau):
                     cells[drafts.index(r["drafts"]), batches.index(r["batch"])] = r[f"specfold_over_{rival}"]
-            axes.imshow(cells, cmap="RdBu_r", norm=TwoSlopeNorm(1, 0.25, 4), origin="lower", aspect="auto")
+            scale = TwoSlopeNorm(1, 0.25, 4)
+            axes.imshow(cells, cmap="RdBu_r", norm=scale, origin="lower", aspect="auto")
             for (y, x), value in np.ndenumerate(cells):
-                if not np.isnan(value):
-                    axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, color=INK)
+                there = not np.isnan(value)
+                colour = GREY if not there else "white" if abs(float(scale(value)) - 0.5) > 0.3 else INK
+                axes.text(x, y, f"{value:.2f}" if there else "not measured", ha="center", va="center", fontsize=8, color=colour)
             axes.set_xticks(range(len(batches)), [str(n) for n in batches])
             axes.set_yticks(range(len(drafts)), [str(n) for n in drafts])
             axes.set(xlabel="batch", ylabel="drafts a check")
-            axes.set_title(f"{impl}, tau {tau:g}: over {rival}", fontsize=9, color=INK)
+            axes.set_title(f"{impl}, tau {tau:g}: over {'Spiffy' if rival == 'spiffy' else rival}", fontsize=9, color=INK)
             _plain(axes)
     return figure
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks.backend_tables import both_sides, checks, decode, parity, ratio, tokens
+from benchmarks.backend_tables import both_sides, checks, decode, parity, ratio, tiles, tokens
 from benchmarks.bars import bars
 from benchmarks.command import start
 from benchmarks.environment import RESULTS, ROOT
@@ -183,6 +183,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "checks": ((_CHECKS,), checks),
     "decode": ((_DECODE,), decode),
     "ratios": ((_DECODE,), ratio),
+    "tiles": (("tiles-h200.json",), tiles),
     "parity": (("parity-h200.json",), parity),
     "both-sides": (("decode-parity-h200.json",), both_sides),
     "tokens": ((_DECODE,), tokens),
