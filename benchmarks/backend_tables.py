@@ -163,7 +163,7 @@ def tiles(rows: Rows) -> str:
 
     def line(group: Rows) -> Result:
         mine = next((row for row in group if row["default"]), None)
-        others = sorted((row for row in group if not row["default"]), key=lambda row: row["measured"]["median_us"])
+        others = sorted((row for row in group if not row["default"]), key=lambda row: (row["measured"]["median_us"], row["tile"]))
         return {"case": group[0]["case"], "mine": mine, "other": others[0] if others else None}
 
     def rows_of(row: Result) -> str:
@@ -172,7 +172,8 @@ def tiles(rows: Rows) -> str:
 
     columns: list[Column] = [(name, lambda row, name=name: row["case"][name]) for name in ("shape", "op")]
     columns += [("rows", rows_of), ("chosen, us", lambda row: time(row["mine"])), ("fastest other, us", lambda row: time(row["other"]))]
-    return table([line(group) for group in groups.values()], *columns, samples=False)
+    lines = sorted((line(group) for group in groups.values()), key=lambda row: [row["case"][name] for name in ("rows", "count", "op")])
+    return table(lines, *columns, samples=False)
 
 
 def parity(rows: Rows) -> str:

@@ -71,7 +71,7 @@ def _bars(decodes: Rows, checks: Rows) -> Iterator[Bar]:
     for batch in (1, 8):
         off = where(mine, batch=batch, drafts=8, tau=None)
         folded = [row for row in where(mine, batch=batch, drafts=8) if row["setting"]["tau"] and _recomputed(row) <= MOST_RECOMPUTED]
-        for found in [[row] for row in folded] or [[]]:
+        for found in [[row] for row in sorted(folded, key=lambda row: row["setting"]["tau"])] or [[]]:
             what = f"SpecFold check, D = 8, recompute at most {MOST_RECOMPUTED}"
             for row in found:
                 what = f"SpecFold check, D = 8, tau {row['setting']['tau']:g} (recompute {_recomputed(row):.2f})"

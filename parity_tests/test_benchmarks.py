@@ -17,7 +17,7 @@ from benchmarks import environment, methods, op_cases, op_kernels, ops, plots, t
 from benchmarks.embed import SHAPES
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.grid import PRESETS, Group, Setting
-from benchmarks.results_file import ResultsFile
+from benchmarks.results_file import ResultsFile, read
 from benchmarks.tables import DOCUMENTS, NOT_YET, TABLES, render
 from close import TOLERANCE
 from devices import DEVICE  # noqa: F401  (sets what Triton reads once)
@@ -101,6 +101,13 @@ def test_tables(measured, tmp_path):
     for wrong, message in (("<!-- table:x -->\n<!-- /table:x -->", "table:x is unknown"), ("<!-- table:folding -->\n", "no partner")):
         with pytest.raises(ValueError, match=message):
             render(wrong, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checks", "decode", "ratios", "tokens", "bars", "both-sides", "tiles"])
+def test_the_order_in_which_results_came_does_not_show(name):
+    files, make = TABLES[name]
+    records = [read(RESULTS / file)["results"] for file in files]
+    assert make(*records) == make(*(results[::-1] for results in records))
 
 
 def test_documents_are_fresh():
