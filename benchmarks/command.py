@@ -25,6 +25,9 @@ def start(main: Callable[[], int | None], own: flags.FlagValues) -> None:
         except app.UsageError as error:
             print(f"{name}: {error}\n--help lists the flags", file=sys.stderr)
             return 2
+        except KeyboardInterrupt:
+            print(f"{name}: interrupted; results written so far are whole, and the same command goes on from there", file=sys.stderr)
+            return 130
 
     def parse(argv: Sequence[str]) -> list[str]:
         try:

@@ -95,7 +95,7 @@ def draft_graph(path: Path, ids: Ids, decode: DecodeConfig, drafts: int) -> Draf
     if path.exists():
         graph = DraftGraph.load(path)
         if graph.max_drafts != drafts:
-            raise ValueError(f"{path} is a graph of {graph.max_drafts} drafts a check, --drafts={drafts}; change one of them")
+            raise app.UsageError(f"{path} is a graph of {graph.max_drafts} drafts a check, --drafts={drafts}; change one of them")
         return graph
     model, params = load("tiny", "float32")
     reach = decode.block(model) // decode.window(model)
@@ -208,8 +208,14 @@ def check_flags() -> None:
         raise app.UsageError(f"--shapes has {', '.join(unknown)}, knows {', '.join(SHAPES)}")
     if unknown := [name for name in _IMPLS.value if name not in IMPLS]:
         raise app.UsageError(f"--impls has {', '.join(unknown)}, knows {', '.join(IMPLS)}")
-    if wrong := [value for value in _DRAFTS.value if not (value.isdecimal() and int(value))]:
-        raise app.UsageError(f"--drafts has {', '.join(wrong)}, must be whole numbers from 1 on")
+    for name, values in (("drafts", _DRAFTS.value), ("batch", _BATCH.value)):
+        if wrong := [value for value in values if not (value.isdecimal() and int(value))]:
+            raise app.UsageError(f"--{name} has {', '.join(wrong)}, must be whole numbers from 1 on")
+    for tau in _TAUS.value:
+        try:
+            FoldConfig(float(tau), _GUARD.value)
+        except ValueError as error:
+            raise app.UsageError(f"--taus has {tau!r}: {error}") from error
     if _GRAPH.value and len(_DRAFTS.value) > 1:
         raise app.UsageError("--graph is a graph of one number of drafts; leave it out, or name one in --drafts")
     if "triton" in _IMPLS.value and not torch.cuda.is_available():

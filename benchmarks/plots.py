@@ -6,7 +6,11 @@ Writes, for every shape there are results of, and prints the files' names:
 
   ops-SHAPE.png       each operation against rows, by implementation, with the floor (`benchmarks.ops`)
   checks-SHAPE.png    a check that computes all its rows against their number, by implementation, with the floor (`benchmarks.checks`)
-  regimes-SHAPE.png   a SpecFold iteration over Spiffy's and over vanilla's, by batch and drafts, for each implementation and tau
+  check-parts-SHAPE.png    what the kernels of each of these checks do
+  check-regimes-SHAPE.png  a SpecFold check over Spiffy's and over vanilla's, by batch and drafts, for each implementation and tau
+  regimes-SHAPE.png   the same of whole iterations, as decodes have them (`benchmarks.decode`; not PyTorch's, whose parts wait for the host)
+
+Results that are at none of the usual places, and not named, are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks.command import start
-from benchmarks.decode_tables import check_ratios, ratios
+from benchmarks.decode_tables import ON_DEVICE, check_ratios, ratios
 from benchmarks.environment import RESULTS
 from benchmarks.op_cases import OP_SHAPES, OPS, Case, floor
 from benchmarks.results_file import read
@@ -65,7 +69,7 @@ def draw_decodes(record: dict[str, Any], folder: Path) -> list[Path]:
     """Writes a picture for every shape of which SpecFold was measured; returns their files."""
     files = []
     for shape, mine in _by_shape(record["results"]):
-        if found := list(ratios(mine)):
+        if found := [each for each in ratios(mine) if each["impl"] in ON_DEVICE]:
             title = f"SpecFold iterations of the {shape} shape"
             files.append(_save(_regimes(title, found, record["environment"]), folder / f"regimes-{shape}.png"))
     return files
@@ -241,7 +245,7 @@ def main() -> None:
     folder, drawn = Path(FLAGS.out), []
     for name, draw in PICTURES.items():
         path = Path(str(FLAGS[name].value))
-        if path.exists():
+        if path.exists() or not FLAGS[name].using_default_value:
             record = read(path, name)
             folder.mkdir(parents=True, exist_ok=True)
             drawn += draw(record, folder)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,11 +53,14 @@ class ResultsFile:
         return file
 
     def record(self) -> dict[str, Any]:
-        """The header, the date of the first result, and the results so far. Raises ValueError if something else measured them."""
+        """The header and the date of the first result, and the results so far. Raises ValueError if something else measured them.
+
+        Another commit is not something else if the measured packages' code is the same.
+        """
         if not self.path.exists():
             return {**self.header, "date": today(), "results": []}
         before = read(self.path, self.header["benchmark"])
-        if differ := list(_differences(before, self.header)):
+        if differ := list(_differences(before, _but_commit(self.header, before))):
             raise ValueError(f"{self.path} was measured with {', '.join(differ)}")
         return before
 
@@ -92,10 +96,22 @@ class ResultsFile:
     def _holding(self, how: int) -> Iterator[None]:
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            fcntl.flock(folder, how)  # closing the folder gives it up
+            try:
+                fcntl.flock(folder, how | fcntl.LOCK_NB)  # closing the folder gives it up
+            except BlockingIOError:
+                print(f"waiting for other programs that write to {self.path.parent}", file=sys.stderr, flush=True)
+                fcntl.flock(folder, how)
             yield
         finally:
             os.close(folder)
+
+
+def _but_commit(now: Mapping[str, Any], then: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The header without its commit, where the code that is measured is the same: to commit results is a commit too."""
+    environment, code = now["environment"], then["environment"].get("code")
+    if code is None or code != environment.get("code"):
+        return now
+    return {**now, "environment": {name: value for name, value in environment.items() if name != "commit"}}
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> Iterator[str]:

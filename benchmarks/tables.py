@@ -159,12 +159,12 @@ def _promises(rows: Rows) -> str:
     return table(rows, *columns, samples=False)
 
 
-def _origin(record: dict[str, Any]) -> str:
+def _origin(record: dict[str, Any], name: str = "Device") -> str:
     """A line on what the figures were measured with."""
     e = record["environment"]
     versions = ", ".join(f"{name} {value}" for name, value in e["versions"].items())
     rest = f" {record['remaining']} cases are still missing." if record.get("remaining") else ""
-    return f"Device: {e['device']}; {versions}; commit {e['commit']}; {record['date']}.{rest}\n"
+    return f"{name}: {e['device']}; {versions}; commit {e['commit']}; {record['date']}.{rest}\n"
 
 
 _METHODS, _DECODE, _CHECKS = "methods-h200.json", "decode-h200.json", "checks-h200.json"
@@ -205,7 +205,7 @@ def render(text: str, results: Path) -> str:
         if all((results / file).is_file() for file in files):
             records = [read(results / file) for file in files]
             body = make(*(record["results"] for record in records))
-            body += "" if body == NOT_YET else "\n" + "\n".join(dict.fromkeys(map(_origin, records)))
+            body += "" if body == NOT_YET else "\n" + "\n".join(map(_origin, records, ("Device",) if len(records) == 1 else files))
         return f"{match[1]}{body}{match[3]}"
 
     return _MARKED.sub(fill, text)

@@ -54,9 +54,12 @@ def test_checks_are_measured_written_and_taken_up_again(tmp_path, capsys):
     record["results"][1]["measured"]["kernels"] = {"all": 0.3, "groups": groups}  # as where kernels have names of their own
     pictures = plots.draw_checks(record, tmp_path)
     assert [picture.name for picture in pictures] == ["checks-tiny.png", "check-parts-tiny.png", "check-regimes-tiny.png"]
-    record["environment"]["commit"] = "another"
+    record["environment"] |= {"commit": "another"}
     path.write_text(json.dumps(record))
-    with pytest.raises(app.UsageError, match=r"was measured with environment.commit='another'"):
+    assert checks.main() == 0  # the same code; nothing is left to do
+    record["environment"] |= {"code": "another"}
+    path.write_text(json.dumps(record))
+    with pytest.raises(app.UsageError, match=r"was measured with environment.commit='another' .*, environment.code='another'"):
         checks.main()
 
 
