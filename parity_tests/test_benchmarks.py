@@ -162,6 +162,16 @@ def test_a_program_refuses_words_that_are_no_flags_and_shows_those_it_has():
     assert "--[no]check: change nothing" in shown.stdout
 
 
+def test_an_interrupted_program_says_so():
+    code = (
+        "from absl import flags\nfrom benchmarks.command import start\ndef main(): raise KeyboardInterrupt\nstart(main, flags.FlagValues())"
+    )
+    run = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, cwd=ROOT, check=False)
+    assert run.returncode == 130
+    assert run.stderr.endswith("interrupted; results written so far are whole, and the same command goes on from there\n")
+    assert "Traceback" not in run.stderr
+
+
 def test_flags():
     values = flags.FlagValues()
     methods.define_flags(values)

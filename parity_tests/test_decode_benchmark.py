@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from absl import app
 
 import specfold_jax as sf
 from benchmarks import decode, plots, timing_jax
@@ -193,6 +194,25 @@ def flags(tmp_path):
     decode.FLAGS(["decode", f"--out={tmp_path / 'decode.json'}", "--shapes=tiny", "--impls=torch,xla", "--batch=1,2", "--drafts=3,8"])
     yield decode.FLAGS
     decode.FLAGS.unparse_flags()
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--batch=0", "--batch has 0, must be whole numbers from 1 on"),
+        ("--batch=one", "--batch has one"),
+        ("--drafts=0", "--drafts has 0"),
+        ("--taus=-1", "--taus has '-1'"),
+        ("--taus=a", "--taus has 'a'"),
+        ("--shapes=9b", "--shapes has 9b, knows tiny"),
+        ("--impls=cuda", "--impls has cuda, knows xla"),
+        ("--graph=x", "--graph is a graph of one number of drafts"),
+    ],
+)
+def test_flags_that_name_nothing_are_refused_before_anything_runs(flags, flag, message):
+    decode.FLAGS(["decode", f"--out={flags.out}", "--drafts=3,8", flag])
+    with pytest.raises(app.UsageError, match=message):
+        decode.check_flags()
 
 
 def test_a_run_goes_on_past_what_fails_and_where_it_stopped(flags, monkeypatch):
