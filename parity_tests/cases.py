@@ -110,21 +110,35 @@ def _spoiled(x: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
 
 
 def gate(
-    draw: Draw, sizes: tuple, parent: list[int], tau: float, reference: str = "parent", force: bool = True, step: float = 0.2
+    draw: Draw,
+    sizes: tuple,
+    parent: list[int],
+    tau: float,
+    reference: str = "parent",
+    force: bool = True,
+    step: float = 0.2,
+    steady: bool = False,
+    revealed: float = 0.1,
+    spoiled: int | None = None,
 ) -> Inputs:
-    """Branches drift from their parents by up to `step`; no relative residual lies near tau. The last branch of sequence 1 is absent."""
+    """Branches drift from their parents by up to `step`, or `steady` by all of it in one direction; no relative residual lies near tau.
+
+    About the share `revealed` of positions is. The last branch of sequence 1 is absent. Branch `spoiled` has a NaN in each position.
+    """
     batch, block, dim = sizes
     x = [draw.normal(batch, block, dim)]
     for branch, above in enumerate(parent[1:], 1):
         size = draw.given([0.02, 0.05, 0.12, 0.2], torch.float32)[draw.integers(0, 4, batch, block, 1).long()] * step / 0.2
         origin = x[above % branch]  # of a second root: the main branch
-        x.append(origin + size * torch.sign(draw.normal(batch, block, dim)) * torch.abs(origin))
+        x.append(origin * (1 + step) if steady else origin + size * torch.sign(draw.normal(batch, block, dim)) * torch.abs(origin))
+    if spoiled is not None:
+        x[spoiled][..., 0] = torch.nan
     valid = torch.ones(batch, len(parent), dtype=torch.bool, device=draw.device)
     valid[1:, -1] = len(parent) == 1
     return {
         "x": torch.stack(x, dim=1),
         "parent": draw.given([parent] * batch),
-        "revealed": draw.flags(0.1, batch, len(parent), block),
+        "revealed": draw.flags(revealed, batch, len(parent), block),
         "valid": valid,
         "tau": tau,
         "reference": reference,
@@ -142,6 +156,11 @@ _case("gate", "a second root", gate, 1, 3, 33, parent=[0, 0, 1, 3, 3], tau=0.1, 
 _case("gate", "all computed", gate, 1, 2, 16, parent=[0, 0, 1], tau=0.0)
 _case("gate", "infinite tau", gate, 1, 2, 16, parent=[0, 0, 1], tau=math.inf, force=False)
 _case("gate", "all masked", gate, 1, 2, 16, parent=[0, 0, 1], tau=0.0, step=0.0)
+_case("gate", "chain as long as its rounds reach", gate, 1, 2, 33, parent=chain(16), tau=math.inf, force=False)
+_case("gate", "steady drift by source", gate, 2, 4, 33, parent=chain(9), tau=0.2, reference="source", step=0.08, steady=True, revealed=0.3)
+_case("gate", "revealed and not forced", gate, 1, 4, 33, parent=chain(4), tau=math.inf, force=False, revealed=0.5)
+_case("gate", "a NaN", gate, 1, 2, 33, parent=chain(4), tau=math.inf, force=False, spoiled=2)
+_case("gate", "more than one load wide", gate, 1, 2, 1100, parent=chain(3), tau=0.1)
 _case("gate", "aligned rows", gate, 2, 16, 128, parent=[0, 0, 1, 2, 0], tau=0.1, aligned=True)
 _case("gate", "aligned rows, deep chain", gate, 1, 8, 192, parent=chain(9), tau=0.1, aligned=True)
 

@@ -68,6 +68,20 @@ def test_speculation_is_lossless(small):
             assert torch.equal(out.lengths, vanilla.lengths)
             assert torch.equal(vanilla.stats.nfe - out.stats.nfe, out.stats.accepted)
         assert guarded.stats.guard_stops.sum() > 0
+        trusting = sf.FoldConfig(tau=INF, guard=INF, fold_commit=True)  # an infinite guard trusts no folded commit, whatever is allowed
+        apart = params, tensor(prompts()), tensor(LENGTHS), small.model, config(temperature=temperature, share=False)
+        assert torch.equal(specfold_decode(*apart, GRAPH, trusting).tokens, vanilla.tokens)
+
+
+def test_folded_commits_are_trusted_where_both_sides_say(checkpoints):
+    """Without a guard and apart from the next block's check, with and without `fold_commit`: another number of forwards."""
+    small, forwards = checkpoints["sdar"].first_layers(2), []
+    for trusted in (False, True):
+        fold = sf.FoldConfig(tau=0.5, guard=0, fold_commit=trusted)
+        out = follow(small, twin(small), prompts(), LENGTHS, config(pack=False, share=False, temperature=1.0), GRAPH, fold)
+        same_result(out)
+        forwards.append(int(out.torch.stats.nfe.sum()))
+    assert forwards[1] < forwards[0]
 
 
 def test_a_row_does_not_depend_on_its_batch(fast):

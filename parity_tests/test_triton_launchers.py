@@ -1,15 +1,22 @@
 """Launchers refuse what their kernels cannot take, and say what they need."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
+import jax
 import pytest
 import torch
 
+import specfold_jax as sf
 from cases import CASES
 from devices import DEVICE
 from kernels_triton import attention, checks, gate, head, inherit, linear, pack, qkv, silu_pair
 from kernels_triton.tiles import product_tile
+from specfold_torch_ref.model import Branches, check
+from test_fold_check import branches_of, cache_of
+from torch_twin import tensor, twin
 
 CPU = torch.device("cpu")
 LAUNCHERS: dict[str, Callable[..., Any]] = {
@@ -51,6 +58,25 @@ def arguments(op: str, device: torch.device = DEVICE) -> dict[str, Any]:
         inputs |= {name: getattr(model, name) for name in ("heads", "kv_heads", "rope_scale", "query_scale_beta", "query_scale_length")}
         inputs["eps"] = model.norm_eps
     return inputs
+
+
+@pytest.mark.parametrize("fold", [None, sf.FoldConfig(tau=0.3)], ids=["dense", "folded"])
+def test_a_check_with_triton_runs_on_its_kernels_and_nothing_else(fold, fast):
+    """As PyTorch's, and every operation by its launcher, which takes what the model gives it."""
+    small = fast.first_layers(1)
+    branches, cache = branches_of(small.model, context=True), cache_of(small.model)
+    ours = Branches(*(None if x is None else tensor(x).to(DEVICE) for x in branches))
+    params = jax.tree.map(lambda x: x.to(DEVICE), twin(small))
+    pairs = tuple((tensor(k).to(DEVICE), tensor(v).to(DEVICE)) for k, v in zip(*cache, strict=True))
+    arguments = params, ours, pairs, ours.start, small.model, fold
+    want = check(*arguments, impl="torch")
+    launchers = (qkv, "packed_qkv"), (attention, "branch_attention"), (linear, "packed_linear"), (silu_pair, "packed_silu_pair")
+    with contextlib.ExitStack() as stack:
+        spies = [stack.enter_context(mock.patch.object(module, name, wraps=getattr(module, name))) for module, name in launchers]
+        got = check(*arguments, impl="triton")
+    assert [spy.call_count for spy in spies] == [1, 1, 2, 1]
+    torch.testing.assert_close(got.hidden[ours.valid], want.hidden[ours.valid], rtol=0, atol=2e-5)
+    assert torch.equal(got.computed_rows, want.computed_rows)
 
 
 def wrong(x: torch.Tensor, how: str) -> torch.Tensor:
