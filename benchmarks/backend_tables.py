@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks.decode_tables import EMBEDDED, ON_DEVICE, ratios, spread_text
 from benchmarks.embed import SHAPES
 from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, table
+from kernels_pallas.tiles import ROWS
 
 IMPLS, METHODS = ("pallas", "xla", "triton", "torch"), ("vanilla", "spiffy", "specfold")
 
@@ -156,7 +157,7 @@ def tiles(rows: Rows) -> str:
             return "-"
         blocks, warpgroups, columns, stages, splits, cluster = row["tile"]
         m = row["measured"]
-        tile = f"{64 * blocks} x {columns} / {warpgroups} / {stages} / {splits} / {cluster}"
+        tile = f"{blocks * ROWS} x {columns} / {warpgroups} / {stages} / {splits} / {cluster}"
         return f"{m['median_us']:.1f} ({m['low_us']:.1f} to {m['high_us']:.1f}): {tile}"
 
     def line(group: Rows) -> Result:
@@ -207,19 +208,15 @@ def both_sides(rows: Rows) -> str:
 
     def compared(what: str) -> Callable[[Result], str]:
         def text(row: Result) -> str:
-            found = row.get(what)
-            return f"{found['differ']} of {found['compared']:,}" if found and found["compared"] else "-"
+            found = row[what]
+            return f"{found['differ']} of {found['compared']:,}" if found["compared"] else "-"
 
         return text
 
     def furthest(row: Result) -> str:
-        found = row.get("gates")
-        return f"{found['furthest']:.1%} of tau" if found and found["differ"] else "-"
+        return f"{row['gates']['furthest']:.1%} of tau" if row["gates"]["differ"] else "-"
 
-    if any("gates" in row for row in rows):
-        columns += [("replayed", lambda row: str(row.get("replayed", "-"))), ("gates that differ", compared("gates"))]
-        columns += [("furthest from tau", furthest), ("drafts that differ", compared("drafts"))]
-        columns += [("decisions that differ", compared("decisions")), ("not shown to be ties", lambda row: str(row["unexplained"]))]
-    else:
-        columns += [("token differences not shown to be ties", lambda row: str(row["unexplained"]))]
+    columns += [("replayed", lambda row: str(row["replayed"])), ("gates that differ", compared("gates"))]
+    columns += [("furthest from tau", furthest), ("drafts that differ", compared("drafts"))]
+    columns += [("decisions that differ", compared("decisions")), ("not shown to be ties", lambda row: str(row["unexplained"]))]
     return table(sorted(rows, key=lambda row: (METHODS.index(row["method"]), row["dtype"])), *columns, samples=False)

@@ -68,17 +68,11 @@ def _bars(decodes: Rows, checks: Rows) -> Iterator[Bar]:
         off = where(mine, batch=batch, drafts=8, tau=None)
         folded = [row for row in where(mine, batch=batch, drafts=8) if row["setting"]["tau"] and _recomputed(row) <= MOST_RECOMPUTED]
         for found in [[row] for row in sorted(folded, key=lambda row: row["setting"]["tau"])] or [[]]:
-            what = f"SpecFold check, D = 8, recompute at most {MOST_RECOMPUTED}"
-            for row in found:
-                what = f"SpecFold check, D = 8, tau {row['setting']['tau']:g} (recompute {_recomputed(row):.2f})"
+            which = [f"tau {row['setting']['tau']:g} (recompute {_recomputed(row):.2f})" for row in found]
+            what = f"SpecFold check, D = 8, {which[0] if which else f'recompute at most {MOST_RECOMPUTED}'}"
             if batch == 1:
                 yield Bar(f"{what}, over the vanilla step", 1.25, _over(_ms(found), step))
-                yield Bar(
-                    f"{what}: folding itself, less the row kernels it replaces",
-                    0.1,
-                    _folding(found, off),
-                    "%",
-                )
+                yield Bar(f"{what}: folding itself, less the row kernels it replaces", 0.1, _folding(found, off), "%")
             else:
                 yield Bar(f"{what}, batch {batch}, over the Spiffy check", 0.55, _over(_ms(found), _ms(off)))
     for name, method in (("vanilla", "vanilla"), ("SpecFold", "specfold")):

@@ -75,7 +75,7 @@ def folding_ms(one: dict[str, Any], spiffy: dict[str, Any]) -> float | None:
 
     None where kernels are not told apart (xla, torch, no GPU).
     """
-    groups, off = (part["check"]["kernels"] and part["check"]["kernels"]["groups"] for part in (one, spiffy))
+    groups, off = ((part["check"]["kernels"] or {}).get("groups") for part in (one, spiffy))
     if not groups or not off:
         return None
     return sum(groups.get(name, 0.0) for name in ("gate", "pack", "inherit", "attention", "rows")) - sum(

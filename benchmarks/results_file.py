@@ -4,7 +4,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class ResultsFile:
     def record(self) -> dict[str, Any]:
         """The header and the date of the first result, and the results so far. Raises ValueError if something else measured them.
 
-        Another commit is not something else if the measured packages' code is the same.
+        Another commit is not something else if the measured packages' code is the same; `later_commits` names those that added results.
         """
         if not self.path.exists():
             return {**self.header, "date": today(), "results": []}
@@ -73,6 +73,9 @@ class ResultsFile:
         """Writes what the function makes of the results so far, and `more` beside them; returns the results."""
         record = self.record() | more
         record["results"] = list(function(record["results"]))
+        commits = record.get("later_commits", [])
+        if (mine := self.header["environment"].get("commit")) not in (record["environment"].get("commit"), *commits):
+            record["later_commits"] = [*commits, mine]
         write_json(self.path, record)
         return record["results"]
 
@@ -80,17 +83,13 @@ class ResultsFile:
         """Writes results behind those so far; returns all."""
         return self.change(lambda before: [*before, *results])
 
-    @contextmanager
-    def preparing(self) -> Iterator[None]:
+    def preparing(self) -> AbstractContextManager[None]:
         """No other program that writes to the same folder measures meanwhile: to load and to compile uses the GPU too."""
-        with self._holding(fcntl.LOCK_SH):
-            yield
+        return self._holding(fcntl.LOCK_SH)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """No other program that writes to the same folder measures or prepares meanwhile."""
-        with self._holding(fcntl.LOCK_EX):
-            yield
+        return self._holding(fcntl.LOCK_EX)
 
     @contextmanager
     def _holding(self, how: int) -> Iterator[None]:

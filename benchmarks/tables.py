@@ -164,7 +164,8 @@ def _origin(record: dict[str, Any], name: str = "Device") -> str:
     e = record["environment"]
     versions = ", ".join(f"{name} {value}" for name, value in e["versions"].items())
     rest = f" {record['remaining']} cases are still missing." if record.get("remaining") else ""
-    return f"{name}: {e['device']}; {versions}; commit {e['commit']}; {record['date']}.{rest}\n"
+    commits = " and ".join([e["commit"], *record.get("later_commits", [])])
+    return f"{name}: {e['device']}; {versions}; commit {commits}; {record['date']}.{rest}\n"
 
 
 _METHODS, _DECODE, _CHECKS = "methods-h200.json", "decode-h200.json", "checks-h200.json"

@@ -162,7 +162,7 @@ def turn_seconds(run: Callable[[np.int32], Any], repetitions: int) -> list[float
     least = min(LEAST_TURNS, repetitions)
     turn = (wall(1 + least) - one) / least
     turns = int(np.clip(LOOP_SECONDS / max(turn, 1e-9), least, MOST_TURNS))
-    return [(wall(1 + turns) - one) / turns for _ in range(max(2, repetitions // LEAST_TURNS))]
+    return [(wall(1 + turns) - one) / turns for _ in range(max(2, -(-repetitions // LEAST_TURNS)))]
 
 
 def kernel_times(program: Compiled, *given: Any) -> dict[str, float] | None:

@@ -63,6 +63,11 @@ def test_what_was_not_measured_is_said(decodes, checks):
     assert sum(cells[3] == "not measured" for cells in found) == {0: 9, 2: 6, 10: 5}[len(decodes) + len(checks)]
 
 
+def test_kernels_that_the_profiler_did_not_see_are_not_measured():
+    unseen = [row | {"measured": row["measured"] | {"kernels": {"error": "lost"}}} for row in CHECKS]
+    assert [cells[3] for cells in lines(bars(DECODES, unseen)) if "folding itself" in cells[0]] == ["not measured"]
+
+
 def test_tokens():
     results = [
         decode("vanilla", 1, rate=200.0),

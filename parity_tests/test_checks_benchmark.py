@@ -57,6 +57,13 @@ def test_checks_are_measured_written_and_taken_up_again(tmp_path, capsys):
     record["environment"] |= {"commit": "another"}
     path.write_text(json.dumps(record))
     assert checks.main() == 0  # the same code; nothing is left to do
+    assert "later_commits" not in json.loads(path.read_text())
+    record["results"].pop()
+    path.write_text(json.dumps(record))
+    assert checks.main() == 0
+    record = json.loads(path.read_text())
+    assert record["environment"]["commit"] == "another"
+    assert record["later_commits"] == [checks.environment()["commit"]]
     record["environment"] |= {"code": "another"}
     path.write_text(json.dumps(record))
     with pytest.raises(app.UsageError, match=r"was measured with environment.commit='another' .*, environment.code='another'"):
