@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.decode_tables import EMBEDDED, ON_DEVICE, ratios, spread_text
 from benchmarks.embed import SHAPES
-from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, table
+from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, table, where
 from kernels_pallas.tiles import ROWS
 
 IMPLS, METHODS = ("pallas", "xla", "triton", "torch"), ("vanilla", "spiffy", "specfold")
@@ -58,6 +58,25 @@ def decode(rows: Rows) -> str:
     note = f'{EMBEDDED} From "step" on: one iteration on the state before the largest check. Step, check and head are timed apart, '
     note += "in PyTorch each with its own wait for the host. The floor: reading the weights at 4.3e12 bytes/s."
     return found if found == NOT_YET else f"{found}\n{note}\n"
+
+
+def profile(rows: Rows) -> str:
+    """What the kernels of one iteration do, in milliseconds, beside the weights' floors: Pallas, 1.5B shape, batch 1."""
+
+    def part(name: str) -> Column:
+        return name, lambda row: f"{row['measured']['one']['step']['kernels']['groups'][name]:.3f}"
+
+    def floor(row: Result) -> str:
+        m = row["measured"]
+        head = m["iteration"]["bytes_floor_ms"] - m["one"]["floors"]["bytes_floor_ms"]
+        return f"{m['one']['floors']['bytes_floor_ms']:.3f} and {head:.3f}"
+
+    found = [row for row in where(rows, shape="1.5b", impl="pallas", batch=1) if row["measured"]["one"]["step"]["kernels"]]
+    columns: list[Column] = [("method", lambda row: row["measured"]["title"]), ("rows", lambda row: str(row["measured"]["one"]["rows"]))]
+    columns += map(part, ("products", "attention", "gate", "pack", "rows", "head", "rest"))
+    columns += [("all kernels", lambda row: f"{row['measured']['one']['step']['kernels']['all']:.3f}")]
+    columns += [("step", lambda row: f"{row['measured']['one']['step']['median_ms']:.3f}"), ("floor, layers and head", floor)]
+    return table(_ordered(found), *columns, samples=False)
 
 
 def tokens(rows: Rows) -> str:
@@ -145,6 +164,39 @@ def ratio(rows: Rows) -> str:
     return table(_ordered(found), *columns, samples=False)
 
 
+def ops(rows: Rows) -> str:
+    """One operation of a layer, or the head: a line an operation and number of rows, a column an implementation."""
+    lines: dict[str, Result] = {}
+    for row in rows:
+        line = lines.setdefault(str(row["setting"] | {"impl": None}), {"setting": row["setting"], "measured": {}})
+        line["measured"][row["setting"]["impl"]] = row["measured"]
+
+    def time(impl: str) -> Column:
+        def text(row: Result) -> str:
+            m = row["measured"].get(impl, {})
+            return f"{m['median_us']:.1f} ({m['low_us']:.1f} to {m['high_us']:.1f})" if "median_us" in m else "-"
+
+        return f"{impl}, us", text
+
+    def floor(row: Result) -> str:
+        return next((f"{m['floor_us']:.1f}" for m in row["measured"].values() if "floor_us" in m), "-")
+
+    def over(row: Result) -> str:
+        ratio = row["measured"].get("pallas", {}).get("over_xla")
+        return f"{ratio:.2f}" if ratio else "-"
+
+    impls = [impl for impl in IMPLS if any(impl in line["measured"] for line in lines.values())]
+    columns: list[Column] = [("shape", lambda row: row["setting"]["shape"]), ("operation", lambda row: row["setting"]["op"])]
+    columns += [("rows", _rows), ("floor, us", floor), *map(time, impls), ("pallas / xla", over)]
+    return table(list(lines.values()), *columns, samples=False)
+
+
+def _rows(row: Result) -> str:
+    """Of those a call has room for, the rows that are computed."""
+    s = row["setting"]
+    return str(s["rows"]) if s["count"] == s["rows"] else f"{s['count']} of {s['rows']}"
+
+
 def tiles(rows: Rows) -> str:
     """What the kernels choose beside the fastest of the other tiles that were measured: a line a product and number of rows."""
     groups: dict[str, Rows] = {}
@@ -163,15 +215,11 @@ def tiles(rows: Rows) -> str:
     def line(group: Rows) -> Result:
         mine = next((row for row in group if row["default"]), None)
         others = sorted((row for row in group if not row["default"]), key=lambda row: (row["measured"]["median_us"], row["tile"]))
-        return {"case": group[0]["case"], "mine": mine, "other": others[0] if others else None}
+        return {"setting": group[0]["case"], "mine": mine, "other": others[0] if others else None}
 
-    def rows_of(row: Result) -> str:
-        case = row["case"]
-        return str(case["rows"]) if case["count"] == case["rows"] else f"{case['count']} of {case['rows']}"
-
-    columns: list[Column] = [(name, lambda row, name=name: row["case"][name]) for name in ("shape", "op")]
-    columns += [("rows", rows_of), ("chosen, us", lambda row: time(row["mine"])), ("fastest other, us", lambda row: time(row["other"]))]
-    lines = sorted((line(group) for group in groups.values()), key=lambda row: [row["case"][name] for name in ("rows", "count", "op")])
+    columns: list[Column] = [(name, lambda row, name=name: row["setting"][name]) for name in ("shape", "op")]
+    columns += [("rows", _rows), ("chosen, us", lambda row: time(row["mine"])), ("fastest other, us", lambda row: time(row["other"]))]
+    lines = sorted((line(group) for group in groups.values()), key=lambda row: [row["setting"][name] for name in ("rows", "count", "op")])
     return table(lines, *columns, samples=False)
 
 

@@ -28,7 +28,7 @@ from benchmarks.command import start
 from benchmarks.decode_tables import ON_DEVICE, check_ratios, ratios
 from benchmarks.environment import RESULTS
 from benchmarks.op_cases import OP_SHAPES, OPS, Case, floor
-from benchmarks.results_file import read
+from benchmarks.results_file import commits, read
 from specfold_jax.draw import EDGE, INK
 from specfold_jax.files import whole
 from specfold_jax.tune_plots import COLOURS, GREY
@@ -48,7 +48,7 @@ def draw_ops(record: dict[str, Any], folder: Path) -> list[Path]:
     timed = [result for result in record["results"] if "median_us" in result["measured"]]
     files = []
     for shape, mine in _by_shape(timed):
-        files.append(_save(_ops(shape, mine, record["environment"]), folder / f"ops-{shape}.png"))
+        files.append(_save(_ops(shape, mine, record), folder / f"ops-{shape}.png"))
     return files
 
 
@@ -56,12 +56,12 @@ def draw_checks(record: dict[str, Any], folder: Path) -> list[Path]:
     """Writes for every shape time by rows, kernels of each check, and where folding pays, as far as measured; returns their files."""
     files = []
     for shape, mine in _by_shape(record["results"]):
-        files.append(_save(_checks(shape, mine, record["environment"]), folder / f"checks-{shape}.png"))
+        files.append(_save(_checks(shape, mine, record), folder / f"checks-{shape}.png"))
         if parts := [result for result in mine if (result["measured"]["kernels"] or {}).get("groups")]:
-            files.append(_save(_parts(shape, parts, record["environment"]), folder / f"check-parts-{shape}.png"))
+            files.append(_save(_parts(shape, parts, record), folder / f"check-parts-{shape}.png"))
         if found := list(check_ratios(mine)):
             title = f"SpecFold checks of the {shape} shape"
-            files.append(_save(_regimes(title, found, record["environment"]), folder / f"check-regimes-{shape}.png"))
+            files.append(_save(_regimes(title, found, record), folder / f"check-regimes-{shape}.png"))
     return files
 
 
@@ -71,7 +71,7 @@ def draw_decodes(record: dict[str, Any], folder: Path) -> list[Path]:
     for shape, mine in _by_shape(record["results"]):
         if found := [each for each in ratios(mine) if each["impl"] in ON_DEVICE]:
             title = f"SpecFold iterations of the {shape} shape"
-            files.append(_save(_regimes(title, found, record["environment"]), folder / f"regimes-{shape}.png"))
+            files.append(_save(_regimes(title, found, record), folder / f"regimes-{shape}.png"))
     return files
 
 
@@ -86,10 +86,10 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _new(title: str, environment: dict[str, Any], size: tuple[float, float]) -> Figure:
+def _new(title: str, record: dict[str, Any], size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size, dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
-    heading = f"{title} on {environment['device']}, commit {environment['commit']}"
+    heading = f"{title} on {record['environment']['device']}, commit {commits(record)}"
     figure.suptitle(heading, x=0.02, ha="left", fontsize=11, fontweight="bold", color=INK)
     return figure
 
@@ -100,9 +100,9 @@ def _plain(axes: Any) -> None:
     axes.spines[["left", "bottom"]].set_color(EDGE)
 
 
-def _checks(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
+def _checks(shape: str, results: Sequence[dict[str, Any]], record: dict[str, Any]) -> Figure:
     """Checks without folding, both axes logarithmic; bars are quartiles. Of one batch each line; more than one is hollow."""
-    figure = _new(f"A check of the {shape} shape", environment, (6.4, 4.2))
+    figure = _new(f"A check of the {shape} shape", record, (6.4, 4.2))
     axes, floors = figure.subplots(), {}
     for impl, colour in IMPLEMENTATIONS.items():
         for single in (True, False):
@@ -138,11 +138,11 @@ def _apart(numbers: Sequence[int]) -> list[int]:
     return kept
 
 
-def _parts(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
+def _parts(shape: str, results: Sequence[dict[str, Any]], record: dict[str, Any]) -> Figure:
     """A bar a check, by setting, of what its kernels do; what is left of the time between them; the floor as a tick."""
     order = ("impl", "batch", "drafts")
     results = sorted(results, key=lambda r: (*(r["setting"][name] for name in order), r["setting"]["tau"] or -1))
-    figure = _new(f"Parts of a check of the {shape} shape", environment, (7.4, 1.4 + 0.32 * len(results)))
+    figure = _new(f"Parts of a check of the {shape} shape", record, (7.4, 1.4 + 0.32 * len(results)))
     axes, groups = figure.subplots(), list(dict.fromkeys(name for r in results for name in r["measured"]["kernels"]["groups"]))
     names, left = [_named(result["setting"], result["measured"]) for result in results], np.zeros(len(results))
     shown = {group: [r["measured"]["kernels"]["groups"].get(group, 0.0) for r in results] for group in groups}
@@ -170,11 +170,11 @@ def _named(setting: dict[str, Any], measured: dict[str, Any]) -> str:
     return f"{s['impl']}, batch {s['batch']}: {what}"
 
 
-def _regimes(title: str, found: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
+def _regimes(title: str, found: Sequence[dict[str, Any]], record: dict[str, Any]) -> Figure:
     """A row of maps for each implementation and tau. Below 1, folding pays."""
     kinds = sorted({(r["impl"], r["tau"]) for r in found})
     batches, drafts = (sorted({r[name] for r in found}) for name in ("batch", "drafts"))
-    figure = _new(title, environment, (7.4, 0.6 + 2.2 * len(kinds)))
+    figure = _new(title, record, (7.4, 0.6 + 2.2 * len(kinds)))
     for row, (impl, tau) in zip(figure.subplots(len(kinds), 2, squeeze=False), kinds, strict=True):
         for axes, rival in zip(row, ("spiffy", "vanilla"), strict=True):
             cells = np.full((len(drafts), len(batches)), np.nan)
@@ -195,12 +195,12 @@ def _regimes(title: str, found: Sequence[dict[str, Any]], environment: dict[str,
     return figure
 
 
-def _ops(shape: str, results: Sequence[dict[str, Any]], environment: dict[str, Any]) -> Figure:
+def _ops(shape: str, results: Sequence[dict[str, Any]], record: dict[str, Any]) -> Figure:
     """A panel an operation, both axes logarithmic; bars are quartiles. Hollow marks: that many rows in a call with room for more."""
     names = [op for op in OPS if any(result["setting"]["op"] == op for result in results)]
     rows = sorted({result["setting"]["rows"] for result in results})
     height, width = -(-len(names) // COLUMNS), min(COLUMNS, len(names))
-    figure = _new(f"Operations of the {shape} shape", environment, (3.1 * width + 0.4, 2.5 * height + 0.7))
+    figure = _new(f"Operations of the {shape} shape", record, (3.1 * width + 0.4, 2.5 * height + 0.7))
     panels = figure.subplots(height, width, sharex=True, squeeze=False).ravel()
     for axes, op in zip(panels, names, strict=False):
         mine = [result for result in results if result["setting"]["op"] == op]

@@ -30,6 +30,11 @@ def read(path: Path, benchmark: str | None = None) -> dict[str, Any]:
     return record
 
 
+def commits(record: Mapping[str, Any]) -> str:
+    """The commits whose code measured a record's results."""
+    return " and ".join([record["environment"]["commit"], *record.get("later_commits", [])])
+
+
 @dataclass(frozen=True)
 class ResultsFile:
     """Results beside what they were measured with: `header` has "benchmark", "environment", and whatever else decides on figures."""

@@ -13,12 +13,12 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks.backend_tables import both_sides, checks, decode, parity, ratio, tiles, tokens
+from benchmarks.backend_tables import both_sides, checks, decode, ops, parity, profile, ratio, tiles, tokens
 from benchmarks.bars import bars
 from benchmarks.command import start
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, proportion, table, where
-from benchmarks.results_file import read
+from benchmarks.results_file import commits, read
 from specfold_jax.files import write_text
 
 DOCUMENTS = ROOT / "README.md", RESULTS / "README.md"
@@ -164,8 +164,7 @@ def _origin(record: dict[str, Any], name: str = "Device") -> str:
     e = record["environment"]
     versions = ", ".join(f"{name} {value}" for name, value in e["versions"].items())
     rest = f" {record['remaining']} cases are still missing." if record.get("remaining") else ""
-    commits = " and ".join([e["commit"], *record.get("later_commits", [])])
-    return f"{name}: {e['device']}; {versions}; commit {commits}; {record['date']}.{rest}\n"
+    return f"{name}: {e['device']}; {versions}; commit {commits(record)}; {record['date']}.{rest}\n"
 
 
 _METHODS, _DECODE, _CHECKS = "methods-h200.json", "decode-h200.json", "checks-h200.json"
@@ -184,11 +183,13 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "checks": ((_CHECKS,), checks),
     "decode": ((_DECODE,), decode),
     "ratios": ((_DECODE,), ratio),
+    "ops": (("ops-h200.json",), ops),
     "tiles": (("tiles-h200.json",), tiles),
     "parity": (("parity-h200.json",), parity),
     "both-sides": (("decode-parity-h200.json",), both_sides),
     "tokens": ((_DECODE,), tokens),
     "bars": ((_DECODE, _CHECKS), bars),
+    "profile": ((_DECODE,), profile),
 }
 
 

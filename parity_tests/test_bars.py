@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.backend_tables import tokens
+from benchmarks.backend_tables import profile, tokens
 from benchmarks.bars import bars
 
 FIXED = {"shape": "1.5b", "dtype": "bfloat16", "prefix": 512}
@@ -77,3 +77,14 @@ def test_tokens():
     ]
     results += [decode(method, 1, impl="xla") for method in ("vanilla", "specfold")]  # not whole
     assert lines(tokens(results)) == [["1.5b", "1", "pallas", "8", "0.1", "200", "500", "100", "0.50", "0.20", "0.25"]]
+
+
+def test_profile_of_a_step():
+    seen, unseen = decode("vanilla", 1.6), decode("specfold", 2.2, tau=0.1)
+    groups = dict(
+        zip(("products", "attention", "gate", "pack", "rows", "head", "rest"), (1.0, 0.2, 0.0, 0.0, 0.1, 0.125, 0.075), strict=True)
+    )
+    seen["measured"]["one"] |= {"step": {"median_ms": 1.6, "kernels": {"all": 1.5, "groups": groups}}, "floors": {"bytes_floor_ms": 0.6}}
+    seen["measured"] |= {"title": "vanilla", "iteration": {"bytes_floor_ms": 0.75}}
+    every = ["1.000", "0.200", "0.000", "0.000", "0.100", "0.125", "0.075", "1.500", "1.600"]
+    assert lines(profile([seen, unseen])) == [["vanilla", "288", *every, "0.600 and 0.150"]]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_tables(measured, tmp_path):
             render(wrong, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["checks", "decode", "ratios", "tokens", "bars", "both-sides", "tiles"])
+@pytest.mark.parametrize("name", ["checks", "decode", "ratios", "tokens", "bars", "profile", "both-sides", "tiles"])
 def test_the_order_in_which_results_came_does_not_show(name):
     files, make = TABLES[name]
     records = [read(RESULTS / file)["results"] for file in files]
@@ -288,8 +289,8 @@ def test_wrong_operations_are_not_timed(op_flags, monkeypatch):
     assert measured["repetitions"] == 2
 
 
-def test_pictures_of_operations(tmp_path):
-    results = []
+def test_table_and_pictures_of_operations(tmp_path):
+    results: list[dict[str, Any]] = []
     for op, impl, rows, count in [
         ("o", "xla", 64, 64),
         ("o", "xla", 288, 288),
@@ -298,8 +299,20 @@ def test_pictures_of_operations(tmp_path):
         ("pack", "triton", 64, 64),
     ]:
         setting = {"shape": "7b", "op": op, "impl": impl, "rows": rows, "count": count, "prefix": 512}
-        results.append({"setting": setting, "measured": {"median_us": 9.0, "low_us": 8.0, "high_us": 11.0}})
+        results.append(
+            {"setting": setting, "measured": {"median_us": 9.0, "low_us": 8.0, "high_us": 11.0, "floor_us": 0.5, "over_xla": 1.25}}
+        )
     results.append({"setting": results[0]["setting"] | {"shape": "1.5b"}, "measured": {"unsupported": "no"}})
+    time = "9.0 (8.0 to 11.0)"
+    assert TABLES["ops"][1](results).splitlines() == [
+        "| shape | operation | rows | floor, us | pallas, us | xla, us | triton, us | pallas / xla |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"| 7b | o | 64 | 0.5 | {time} | {time} | - | 1.25 |",
+        f"| 7b | o | 288 | 0.5 | - | {time} | - | - |",
+        f"| 7b | o | 80 of 288 | 0.5 | - | {time} | - | - |",
+        f"| 7b | pack | 64 | 0.5 | - | - | {time} | - |",
+        "| 1.5b | o | 64 | - | - | - | - | - |",
+    ]
     (path,) = plots.draw_ops({"environment": {"device": "made up", "commit": "abc"}, "results": results}, tmp_path)
     assert path.name == "ops-7b.png"
     assert path.read_bytes().startswith(b"\x89PNG")
