@@ -27,6 +27,7 @@ XLA_PYTHON_CLIENT_PREALLOCATE says otherwise.
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ def torch_run(both: Both, setting: Setting) -> dict[str, np.ndarray]:
     """Tokens, lengths and counts of every prompt on the PyTorch side."""
     decoded, model = [], both.checkpoint.model
     for prompts, lengths in both.parts():
-        given = (both.params, prompts, lengths, model, setting.decode)
+        given = (both.params, prompts, lengths, model, replace(setting.decode, impl="auto"))
         match setting.method:
             case "vanilla":
                 decoded.append(vanilla_decode(*given, impl=_IMPL.value))

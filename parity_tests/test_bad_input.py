@@ -30,6 +30,18 @@ def test_good_input_passes_and_padding_may_hold_anything(fast, prompts):
     assert (prompts.tokens < 0).any()
 
 
+def test_arguments_of_another_kind_are_named(fast, prompts):
+    first = (fast.params, *prompts)
+    for call, message in (
+        (lambda: sf.spiffy_decode(*first, fast.model, config(), "graph.json"), "graph must be a DraftGraph, not str; DraftGraph.load"),
+        (lambda: sf.spiffy_decode(*first, config(), fast.model, GRAPH), "model must be a ModelConfig, not DecodeConfig"),
+        (lambda: sf.specfold_decode(*first, fast.model, config(), GRAPH, 0.1), "fold must be a FoldConfig, not float"),
+        (lambda: sf.validate(*first, fast.model, {"max_new_tokens": 8}), "decode must be a DecodeConfig, not dict"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
 # Row 3 has length 33: (what to write where, what the message says)
 VALUES = {
     "an empty prompt": (("lengths", 3, 0), r"row 3: lengths\[3\]=0, a prompt needs at least one token"),

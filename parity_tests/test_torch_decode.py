@@ -92,3 +92,15 @@ def test_a_row_does_not_depend_on_its_batch(fast):
         alone = specfold_decode(params, prompts()[row : row + 1], LENGTHS[row : row + 1], fast.model, decode, GRAPH, sf.FoldConfig(tau=0.2))
         assert torch.equal(alone.tokens[0], together.tokens[row])
         assert alone.stats.nfe[0] == together.stats.nfe[row]
+
+
+def test_arguments_that_are_not_for_this_side_are_named(fast):
+    params, given = twin(fast), (prompts(), LENGTHS, fast.model)
+    with pytest.raises(
+        ValueError, match=r"DecodeConfig\(impl='xla'\) is for JAX; here impl is an argument of the decode functions: 'torch'"
+    ):
+        vanilla_decode(params, *given, config(impl="xla"))
+    with pytest.raises(TypeError, match=r"params hold a \w+, must hold tensors; specfold_torch_ref.convert.to_torch\(params, model\)"):
+        vanilla_decode(fast.params, *given, config())
+    with pytest.raises(TypeError, match=r"graph must be a DraftGraph, not str; DraftGraph.load\(path\) reads one"):
+        spiffy_decode(params, *given, config(), "graph.json")  # pyright: ignore[reportArgumentType]

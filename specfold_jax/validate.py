@@ -52,11 +52,20 @@ def validate(
     graph: DraftGraph | None = None,
     fold: FoldConfig | None = None,
 ) -> None:
-    """Raises ValueError naming the value and the rule for anything the decode functions cannot run on.
+    """Raises ValueError naming the value and the rule for anything the decode functions cannot run on, TypeError for arguments mixed up.
 
     Static facts (shapes, sizes) are always checked; values only where they are concrete.
     """
     del params  # checked by the loader
+    for name, value, kind in (
+        ("model", model, ModelConfig),
+        ("decode", decode, DecodeConfig),
+        ("graph", graph, DraftGraph),
+        ("fold", fold, FoldConfig),
+    ):
+        if not isinstance(value, kind) and not (value is None and name in ("graph", "fold")):
+            hint = "; DraftGraph.load(path) reads one from a file" if name == "graph" else ""
+            raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}{hint}")
     for config in (decode, fold):  # again, for leaves may have been replaced behind their constructors' backs
         if config is not None:
             replace(config)

@@ -106,6 +106,11 @@ def _decode(
 ) -> Decoded:
     prompts, lengths = torch.as_tensor(prompts).cpu(), torch.as_tensor(lengths).cpu()
     validate(params, prompts.numpy(), lengths.numpy(), model, decode, graph, fold)
+    if decode.impl != "auto":
+        raise ValueError(f"DecodeConfig(impl={decode.impl!r}) is for JAX; here impl is an argument of the decode functions: {impl!r}")
+    if not isinstance(params["embed"], Tensor):
+        found = type(params["embed"]).__name__
+        raise TypeError(f"params hold a {found}, must hold tensors; specfold_torch_ref.convert.to_torch(params, model) makes them")
     state = begin(params, prompts, lengths, model, decode, graph, impl=impl)
     while unfinished(state):
         state = decode_step(state, params, model, decode, graph, fold, impl=impl)
