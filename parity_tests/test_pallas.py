@@ -18,6 +18,7 @@ from kernels_pallas import launch
 from kernels_pallas.attention import branch_attention
 from kernels_pallas.head import head, rank_wanted
 from kernels_pallas.linear import linear, silu_pair
+from kernels_pallas.pack import pack
 from kernels_pallas.qkv import Turns, attention_inputs
 from kernels_pallas.rows import GATED, Norm, advance_norm, gate, norm
 from kernels_pallas.tiles import DEPTH, MOST_STAGES, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
@@ -196,6 +197,27 @@ def test_branches_have_the_same_attention_in_any_order_up_to_their_count():
         everything = attend([0, 1, 2, 3], [0, 1, 1, 0], [-1, -1, 1, -1], 4)
         some = attend([2, 0, 1, 3], [1, 0, 1, 0], [2, -1, -1, -1], 3)
     np.testing.assert_array_equal(bits(some), bits(everything[jnp.asarray([2, 0, 1])]))
+
+
+@pytest.mark.parametrize("flagged", [1, 63, 64, 65, 128])
+def test_packed_rows_stand_in_order_without_gaps_and_every_row_finds_its_own(flagged):
+    """Counts at a whole tile of rows and beside it, and all rows."""
+    rows, block, parent = 128, 32, [0, 0, 1, 1]
+    flags = np.random.default_rng(flagged).permutation(np.arange(rows) < flagged)
+    x = jax.random.normal(jax.random.key(3), (rows, 128)).astype(jnp.bfloat16)
+    weight = Norm(jnp.ones(128, jnp.bfloat16), 1e-6, 128)
+    with on_kernels():
+        packed, count, slot, source = pack(x, jnp.asarray(flags, jnp.int32), jnp.int32(parent), jnp.int32([rows]), weight)
+        normed = norm(x, weight)
+    computed = np.flatnonzero(flags).tolist()
+    assert int(count[0]) == flagged
+    np.testing.assert_array_equal(bits(packed)[:flagged], bits(normed)[computed])
+    for row in range(rows):
+        branch, within = divmod(row, block)
+        while not flags[branch * block + within] and branch != parent[branch]:
+            branch = parent[branch]
+        if flags[at := branch * block + within]:
+            assert (int(source[row]), int(slot[row])) == (at, computed.index(at))
 
 
 def test_rows_that_are_not_there_may_name_anything():

@@ -1,4 +1,4 @@
-"""The reveal rule against a slow reading of its definition: candidates, ranks, reveals, margins, stops."""
+"""The reveal rule, on both sides, against a slow reading of its definition: candidates, ranks, reveals, margins, stops."""
 
 import dataclasses
 
@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specfold_jax as sf
 from specfold_jax import reveal
 from specfold_jax.reveal import Ranked
+from specfold_torch_ref import reveal as torch_reveal
+from torch_twin import tensor
 
 BLOCK, MASK = 8, 310
 ODDS = st.sampled_from([-1.0, 0.0, 0.0, 0.5, 2.0, 9.0])  # few values, so that ties and equality with the threshold occur
@@ -67,6 +70,9 @@ def test_decide_is_the_definition(checkpoints, canvas, odds, gap, step, threshol
     shown, margin = slow(canvas, odds[0], gap[0], step, threshold, strict, sub_block, steps, order)
     assert set(np.flatnonzero(decision.reveal[0]).tolist()) == shown
     assert float(decision.margin[0]) == pytest.approx(margin, abs=1e-5)
+    twin = torch_reveal.decide(tensor(canvas[None]), torch_reveal.Ranked(*map(tensor, ranked)), torch.tensor([step]), model, decode)
+    assert set(np.flatnonzero(twin.reveal[0]).tolist()) == shown
+    assert float(twin.margin[0]) == pytest.approx(margin, abs=1e-5)
     assert shown  # a step always makes progress
     assert all(canvas[i] == MASK for i in shown)
 

@@ -100,7 +100,25 @@ def test_arguments_that_are_not_for_this_side_are_named(fast):
         ValueError, match=r"DecodeConfig\(impl='xla'\) is for JAX; here impl is an argument of the decode functions: 'torch'"
     ):
         vanilla_decode(params, *given, config(impl="xla"))
-    with pytest.raises(TypeError, match=r"params hold a \w+, must hold tensors; specfold_torch_ref.convert.to_torch\(params, model\)"):
+    with pytest.raises(TypeError, match=r"params.embed is a \w+, must be a tensor; specfold_torch_ref.convert.to_torch\(params, model\)"):
         vanilla_decode(fast.params, *given, config())
     with pytest.raises(TypeError, match=r"graph must be a DraftGraph, not str; DraftGraph.load\(path\) reads one"):
         spiffy_decode(params, *given, config(), "graph.json")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda params: params["layers"][1].pop("qkv_bias"), "missing layers.1.qkv_bias"),
+        (lambda params: params["layers"][0].update(q_norm=torch.ones(16)), "unexpected layers.0.q_norm"),
+        (lambda params: params.update(embed=params["embed"][:100]), r"embed has shape \[100, 64\], the configuration says \[320, 64\]"),
+        (lambda params: params["layers"].pop(), "missing layers.1.attn_norm"),
+        (lambda params: params.update(norm=params["norm"].to(torch.int8)), "norm has dtype torch.int8, needs one of float32"),
+        (lambda params: params.update(norm=params["norm"].half()), "params have dtypes torch.float16, torch.float32, must have one"),
+    ],
+)
+def test_parameters_that_do_not_fit_the_model_are_named(fast, change, message):
+    params = twin(fast)
+    change(params)
+    with pytest.raises(ValueError, match=message):
+        vanilla_decode(params, prompts(), LENGTHS, fast.model, config())

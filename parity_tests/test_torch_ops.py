@@ -9,11 +9,14 @@ import pytest
 import torch
 
 import specfold_jax as sf
+from specfold_jax import branches as jax_branches
 from specfold_jax import draft as jax_draft
 from specfold_jax import fold as jax_fold
 from specfold_jax import noise as jax_noise
 from specfold_jax import reveal as jax_reveal
-from specfold_torch_ref import draft, noise, ops, reveal
+from specfold_jax import row as jax_row
+from specfold_torch_ref import branches, draft, noise, ops, reveal
+from specfold_torch_ref import row as torch_row
 from torch_twin import FAST, tensor
 
 
@@ -28,6 +31,28 @@ from torch_twin import FAST, tensor
 )
 def test_known_answers(counter, key, output):
     assert tuple(int(word) for word in noise.threefry(*(torch.tensor(word) for word in (*key, *counter)))) == output
+
+
+def test_a_continuation_stands_behind_the_same_draft_and_the_same_draft_gives_way(fast):
+    """Random drafts, among them sets that are full and whose only complete draft is the lightest."""
+    rng, batch, drafts, block = np.random.default_rng(4), 200, 3, 4
+    tokens = np.where(rng.random((batch, drafts, block)) < 0.2, fast.model.mask_id, 7).astype(np.int32)
+    valid = rng.random((batch, drafts)) < 0.8
+    numbers = {"start": 8, "step": 0, "lengths": 5, "seed": 0} | {"limit": rng.choice([12, 40], batch), "phase": rng.choice([0, 1], batch)}
+    fields = {name: np.broadcast_to(np.int32(value), (batch,)) for name, value in numbers.items()}
+    fields |= {"canvas": np.full((batch, block), 7, np.int32), "stopped": np.zeros(batch, bool)}
+    decode = sf.DecodeConfig(block_size=block, stop_ids=(9,))
+    sides = ((jax_branches, jax_draft, jax_row, jnp.asarray), (branches, draft, torch_row, tensor))
+    found = []
+    for its, drafting, rows, to in sides:
+        row = rows.Row(**{name: to(value) for name, value in fields.items()})
+        found.append(its._make_room(drafting.Drafts(to(tokens), to(valid), to(valid)), row, fast.model, decode))
+    want, got = found
+    lost = valid & ~np.asarray(want[0].valid)
+    assert lost[:, 1].any()
+    assert lost[:, 2].any()
+    for mine, other in ((got[0].valid, want[0].valid), *zip(got[1:], want[1:], strict=True)):
+        np.testing.assert_array_equal(mine, other)
 
 
 def test_noise_is_the_jax_side_s():

@@ -14,6 +14,7 @@ from specfold_jax.graph import DraftGraph
 from specfold_jax.validate import validate
 from specfold_torch_ref.accept import Chain, accept
 from specfold_torch_ref.branches import lay_out
+from specfold_torch_ref.convert import check_params
 from specfold_torch_ref.distribution import Distributions
 from specfold_torch_ref.draft import nothing_known
 from specfold_torch_ref.model import Branches, Cache, Checked, Params, check
@@ -108,9 +109,7 @@ def _decode(
     validate(params, prompts.numpy(), lengths.numpy(), model, decode, graph, fold)
     if decode.impl != "auto":
         raise ValueError(f"DecodeConfig(impl={decode.impl!r}) is for JAX; here impl is an argument of the decode functions: {impl!r}")
-    if not isinstance(params["embed"], Tensor):
-        found = type(params["embed"]).__name__
-        raise TypeError(f"params hold a {found}, must hold tensors; specfold_torch_ref.convert.to_torch(params, model) makes them")
+    check_params(params, model)
     state = begin(params, prompts, lengths, model, decode, graph, impl=impl)
     while unfinished(state):
         state = decode_step(state, params, model, decode, graph, fold, impl=impl)
