@@ -29,7 +29,7 @@ from jaxtyping import Array, Int
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import refuse_without_hopper, start
+from benchmarks.command import as_usage, refuse_without_hopper, some_of, start
 from benchmarks.decode import DTYPES, floors, in_shape
 from benchmarks.decode_tables import EMBEDDED
 from benchmarks.embed import SHAPES
@@ -122,11 +122,8 @@ def compile_all(ways: Mapping[str, tuple[DecodeConfig, Given, FoldConfig | None]
 
 def cases() -> Iterator[tuple[int, int]]:
     """Batch and drafts. Raises UsageError for flags that name nothing."""
-    for name, values, known in (("shapes", FLAGS.shapes, SHAPES), ("impls", FLAGS.impls, IMPLS)):
-        if unknown := [value for value in values if value not in known]:
-            raise app.UsageError(f"--{name} has {', '.join(unknown)}, knows {', '.join(known)}")
-        if not values:
-            raise app.UsageError(f"--{name} is empty, knows {', '.join(known)}")
+    some_of("shapes", FLAGS.shapes, SHAPES)
+    some_of("impls", FLAGS.impls, IMPLS)
     if not FLAGS.cases:
         raise app.UsageError("--cases is empty, must be BATCHxDRAFTS, separated by commas")
     for case in dict.fromkeys(FLAGS.cases):
@@ -135,10 +132,8 @@ def cases() -> Iterator[tuple[int, int]]:
             raise app.UsageError(f"--cases has {case!r}, must be BATCHxDRAFTS with a batch of at least 1 and at most 31 drafts")
         yield int(batch), int(drafts)
     for tau in FLAGS.taus:
-        try:
+        with as_usage(f"--taus has {tau!r}: "):
             FoldConfig(float(tau))
-        except ValueError as error:
-            raise app.UsageError(f"--taus has {tau!r}: {error}") from error
     if "pallas" in FLAGS.impls:
         refuse_without_hopper("--impls=pallas")
 

@@ -1,7 +1,8 @@
 """How a program of this folder runs: its flags are its own until then, so that modules can be imported side by side."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from absl import app, flags, logging
 
@@ -42,6 +43,23 @@ def start(main: Callable[[], int | None], own: flags.FlagValues) -> None:
     flags.FLAGS.append_flag_values(own)
     own.mark_as_parsed()
     app.run(checked, flags_parser=parse)
+
+
+def some_of(name: str, values: Sequence[str], known: Collection[str]) -> None:
+    """Raises UsageError unless the flag's values are some of those known."""
+    if unknown := [value for value in values if value not in known]:
+        raise app.UsageError(f"--{name} has {', '.join(unknown)}, knows {', '.join(known)}")
+    if not values:
+        raise app.UsageError(f"--{name} is empty, knows {', '.join(known)}")
+
+
+@contextmanager
+def as_usage(what: str = "") -> Iterator[None]:
+    """For what flags and files named by them say: ValueError and OSError inside become UsageError, behind `what`."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise app.UsageError(f"{what}{error}") from error
 
 
 def refuse_without_hopper(what: str) -> None:

@@ -44,7 +44,7 @@ import torch
 from absl import app, flags
 from rich.console import Console
 
-from benchmarks.command import refuse_without_hopper, start
+from benchmarks.command import as_usage, refuse_without_hopper, some_of, start
 from benchmarks.decode_tables import Result, Setting, kin, line, ratio_table, table, title
 from benchmarks.embed import SHAPES, embed
 from benchmarks.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND, environment
@@ -67,6 +67,8 @@ IMPLS = tuple(itertools.chain(*SIDES.values()))
 CODE = ("specfold_jax", "specfold_torch_ref", "kernels_pallas", "kernels_triton")
 MODEL = "the packaged tiny model, embedded function-preservingly in each shape (benchmarks/embed.py)"
 
+MOST_TOKENS = 1 << 20
+
 FLAGS = flags.FlagValues()
 _OUT = flags.DEFINE_string("out", None, "Results file (JSON).", required=True, flag_values=FLAGS)
 _SHAPES = flags.DEFINE_list("shapes", ["tiny", "1.5b", "7b"], f"Shapes, separated by commas: {', '.join(SHAPES)}.", flag_values=FLAGS)
@@ -77,7 +79,7 @@ _TAUS = flags.DEFINE_list("taus", ["0.1"], "SpecFold's gate thresholds, separate
 _GUARD = flags.DEFINE_float("guard", 0.5, "SpecFold's guard.", lower_bound=0, flag_values=FLAGS)
 _PREFIX = flags.DEFINE_integer("prefix", 512, "Prefix of the single iteration; 0: as decoded.", lower_bound=0, flag_values=FLAGS)
 _SAMPLES = flags.DEFINE_integer("samples", 4, "Held-out problems, from the front; a full batch or more.", lower_bound=1, flag_values=FLAGS)
-_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Most new tokens a problem.", lower_bound=1, flag_values=FLAGS)
+_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Most new tokens a problem.", 1, MOST_TOKENS, flag_values=FLAGS)
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", list(DTYPES), "Type of weights and activations.", flag_values=FLAGS)
 _GRAPH = flags.DEFINE_string("graph", None, "Draft graph, for one number of drafts; written if not there.", flag_values=FLAGS)
 _CALIBRATION = flags.DEFINE_integer("calibration", 32, "Problems, from the end, to choose a graph on.", lower_bound=1, flag_values=FLAGS)
@@ -92,8 +94,11 @@ Graphs = Mapping[int, DraftGraph]
 
 def draft_graph(path: Path, ids: Ids, decode: DecodeConfig, drafts: int) -> DraftGraph:
     """The graph in a file, or one of confidence nodes from a watched vanilla run of the tiny model, kept there."""
+    if not path.parent.is_dir():
+        raise app.UsageError(f"{path} is to be a draft graph: {path.parent} must be a folder")
     if path.exists():
-        graph = DraftGraph.load(path)
+        with as_usage():
+            graph = DraftGraph.load(path)
         if graph.max_drafts != drafts:
             raise app.UsageError(f"{path} is a graph of {graph.max_drafts} drafts a check, --drafts={drafts}; change one of them")
         return graph
@@ -204,18 +209,16 @@ def compare(result: Result, results: Sequence[Result]) -> None:
 
 def check_flags() -> None:
     """Raises UsageError for shapes and implementations that are unknown or cannot run here."""
-    if unknown := [name for name in _SHAPES.value if name not in SHAPES]:
-        raise app.UsageError(f"--shapes has {', '.join(unknown)}, knows {', '.join(SHAPES)}")
-    if unknown := [name for name in _IMPLS.value if name not in IMPLS]:
-        raise app.UsageError(f"--impls has {', '.join(unknown)}, knows {', '.join(IMPLS)}")
+    some_of("shapes", _SHAPES.value, SHAPES)
+    some_of("impls", _IMPLS.value, IMPLS)
     for name, values in (("drafts", _DRAFTS.value), ("batch", _BATCH.value)):
         if wrong := [value for value in values if not (value.isdecimal() and int(value))]:
             raise app.UsageError(f"--{name} has {', '.join(wrong)}, must be whole numbers from 1 on")
+    with as_usage("--guard: "):
+        FoldConfig(guard=float(_GUARD.value))
     for tau in _TAUS.value:
-        try:
-            FoldConfig(float(tau), _GUARD.value)
-        except ValueError as error:
-            raise app.UsageError(f"--taus has {tau!r}: {error}") from error
+        with as_usage(f"--taus has {tau!r}: "):
+            FoldConfig(float(tau))
     if _GRAPH.value and len(_DRAFTS.value) > 1:
         raise app.UsageError("--graph is a graph of one number of drafts; leave it out, or name one in --drafts")
     if "triton" in _IMPLS.value and not torch.cuda.is_available():

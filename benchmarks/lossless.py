@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from benchmarks.command import start
+from benchmarks.command import as_usage, start
 from benchmarks.environment import environment
 from benchmarks.results_file import ResultsFile
 from specfold_jax.calibrate import choose
@@ -36,7 +36,7 @@ FLAGS = flags.FlagValues()
 flags.DEFINE_integer("samples", 500, "held-out problems, from the front", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_integer("calibration", 64, "problems to calibrate on, from the end", lower_bound=8, flag_values=FLAGS)
 flags.DEFINE_integer("drafts", 8, "drafts a check", lower_bound=1, flag_values=FLAGS)
-flags.DEFINE_multi_integer("batch", [8, 1], "batch sizes", flag_values=FLAGS)
+flags.DEFINE_multi_integer("batch", [8, 1], "batch sizes", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_multi_float("temperature", [0.0, 1.0], "temperatures", flag_values=FLAGS)
 flags.DEFINE_multi_enum("source", ["confidence", "ranks", "union"], ["ranks", "confidence", "union"], "draft sources", flag_values=FLAGS)
 flags.DEFINE_multi_enum("dtype", ["float32", "bfloat16"], ["float32", "bfloat16"], "bfloat16: first batch size only", flag_values=FLAGS)
@@ -65,6 +65,9 @@ def main() -> None:
     """Compares what the file does not have yet."""
     if FLAGS.impl == "pallas" and "float32" in FLAGS.dtype:
         raise app.UsageError("--impl=pallas has no float32; name --dtype=bfloat16")
+    for temperature in FLAGS.temperature:
+        with as_usage("--temperature: "):
+            DecodeConfig(temperature=temperature)
     sizes = {name: FLAGS[name].value for name in ("samples", "calibration", "drafts")}
     file = ResultsFile.named(FLAGS.out, "lossless", environment(FLAGS.commit), impl=FLAGS.impl, **sizes)
     jax.config.update("jax_default_matmul_precision", "highest")

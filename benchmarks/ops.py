@@ -30,7 +30,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import refuse_without_hopper, start
+from benchmarks.command import refuse_without_hopper, some_of, start
 from benchmarks.environment import environment
 from benchmarks.op_cases import BLOCK, OP_SHAPES, OPS, PACKED, Arrays, Case, allowed, errors, floor, inputs
 from benchmarks.op_kernels import IMPLEMENTATIONS, Function, reference, takes
@@ -61,8 +61,7 @@ Setting = dict[str, Any]
 def cases() -> Iterator[tuple[str, Case]]:
     """Name of the shape, and case. Raises UsageError for flags that name none."""
     for name, values, known in (("shapes", FLAGS.shapes, OP_SHAPES), ("ops", FLAGS.ops, OPS), ("impls", FLAGS.impls, IMPLEMENTATIONS)):
-        if unknown := [value for value in values if value not in known]:
-            raise app.UsageError(f"--{name} has {', '.join(unknown)}, knows {', '.join(known)}")
+        some_of(name, values, known)
     for shape in FLAGS.shapes:
         for given in FLAGS.rows:
             rows, part, count = given.partition(":")

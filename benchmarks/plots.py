@@ -24,7 +24,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchmarks.command import start
+from benchmarks.command import as_usage, start
 from benchmarks.decode_tables import ON_DEVICE, check_ratios, ratios
 from benchmarks.environment import RESULTS
 from benchmarks.op_cases import OP_SHAPES, OPS, Case, floor
@@ -242,13 +242,13 @@ PICTURES = {"ops": draw_ops, "checks": draw_checks, "decode": draw_decodes}
 
 def main() -> None:
     """Draws what there is. Raises UsageError where there is nothing."""
-    folder, drawn = Path(FLAGS.out), []
-    for name, draw in PICTURES.items():
-        path = Path(str(FLAGS[name].value))
-        if path.exists() or not FLAGS[name].using_default_value:
-            record = read(path, name)
-            folder.mkdir(parents=True, exist_ok=True)
-            drawn += draw(record, folder)
+    named = {name: Path(str(FLAGS[name].value)) for name in PICTURES}
+    with as_usage():
+        records = {name: read(path, name) for name, path in named.items() if path.exists() or not FLAGS[name].using_default_value}
+    folder = Path(FLAGS.out)
+    with as_usage("--out: "):
+        folder.mkdir(parents=True, exist_ok=True)
+    drawn = [path for name, record in records.items() for path in PICTURES[name](record, folder)]
     if not drawn:
         raise app.UsageError(
             f"nothing to draw in {FLAGS.ops}, {FLAGS.checks}, {FLAGS.decode}; benchmarks.ops, .checks and .decode measure it"

@@ -15,7 +15,7 @@ from absl import flags
 
 from benchmarks.backend_tables import both_sides, checks, decode, ops, parity, profile, ratio, tiles, tokens
 from benchmarks.bars import bars
-from benchmarks.command import start
+from benchmarks.command import as_usage, start
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import NOT_YET, Column, Result, Rows, number, proportion, table, where
 from benchmarks.results_file import commits, read
@@ -218,7 +218,8 @@ def main() -> int:
     stale = 0
     for document in DOCUMENTS:
         before, name = document.read_text(encoding="utf-8"), document.relative_to(ROOT)
-        after = render(before, RESULTS)
+        with as_usage():
+            after = render(before, RESULTS)
         if before != after and FLAGS.check:
             print(f"{name} is stale; run: python -m benchmarks.tables", file=sys.stderr)
             stale = 1

@@ -41,14 +41,14 @@ from rich.console import Console
 from rich.table import Table
 
 import specfold_jax as sf
-from benchmarks.command import start
+from benchmarks.command import as_usage, some_of, start
 from benchmarks.environment import environment
 from benchmarks.results_file import ResultsFile
 from conftest import Checkpoint
 from devices import DEVICE
 from explain import account, counts, rounding_of
 from lockstep import follow
-from specfold_jax.checkpoint import resolve_folder
+from specfold_jax.checkpoint import read_model, resolve_folder
 from specfold_jax.data import packaged_problems
 from specfold_jax.generate import METHODS, Run, batches, run_all, same_tokens
 from specfold_jax.tokens import encode
@@ -62,7 +62,7 @@ _BATCH = flags.DEFINE_integer("batch", 50, "Prompts a batch, on both sides.", lo
 _METHODS = flags.DEFINE_list("methods", list(METHODS), "Methods, separated by commas: vanilla, spiffy, specfold.", flag_values=FLAGS)
 _DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Types, separated by commas: float32, bfloat16.", flag_values=FLAGS)
 _IMPL = flags.DEFINE_enum("impl", "triton", ["torch", "triton"], "PyTorch side; triton without a GPU: the interpreter.", flag_values=FLAGS)
-_TOKENS = flags.DEFINE_integer("max_new_tokens", 256, "Most new tokens a prompt.", lower_bound=1, flag_values=FLAGS)
+_TOKENS = flags.DEFINE_integer("max_new_tokens", 256, "Most new tokens a prompt.", lower_bound=1, upper_bound=1 << 20, flag_values=FLAGS)
 _THRESHOLD = flags.DEFINE_float("threshold", 0.9, "Reveal threshold.", 0, 1, flag_values=FLAGS)
 _SUB_BLOCK = flags.DEFINE_integer("sub_block", 8, "Positions a sub-block.", lower_bound=1, flag_values=FLAGS)
 _TAU = flags.DEFINE_float("tau", 0.1, "SpecFold's gate threshold.", lower_bound=0, flag_values=FLAGS)
@@ -225,8 +225,7 @@ def print_results(lines: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     for name, values, known in (("methods", _METHODS.value, METHODS), ("dtypes", _DTYPES.value, ("float32", "bfloat16"))):
-        if not values or set(values) - set(known):
-            raise app.UsageError(f"--{name}={','.join(values)} must be some of {', '.join(known)}")
+        some_of(name, values, known)
     jax.config.update("jax_default_matmul_precision", "highest")
     torch.set_float32_matmul_precision("highest")
     problems, tokenizer = packaged_problems(), sf.load_tokenizer("tiny")
@@ -234,7 +233,10 @@ def main() -> int:
         raise app.UsageError(f"--samples={_SAMPLES.value} must be at most {len(problems)}")
     ids = encode(tokenizer, [problem.question for problem in problems[: _SAMPLES.value]])
     shipped = sf.DraftGraph.load(resolve_folder("tiny") / "graph.json")
-    decode = sf.DecodeConfig(max_new_tokens=_TOKENS.value, threshold=_THRESHOLD.value, sub_block=_SUB_BLOCK.value, impl="xla")
+    with as_usage():
+        decode = sf.DecodeConfig(max_new_tokens=_TOKENS.value, threshold=_THRESHOLD.value, sub_block=_SUB_BLOCK.value, impl="xla")
+        decode.window(read_model(resolve_folder("tiny")))
+        folds = {"specfold": sf.FoldConfig(tau=_TAU.value, guard=_GUARD.value)}
     given = {flag.name: flag.value for flag in (_IMPL, _SAMPLES, _BATCH, _TOKENS, _THRESHOLD, _SUB_BLOCK, _TAU, _GUARD, _REPLAYS)}
     file = ResultsFile.named(str(_OUT.value), "decode_parity", environment(_COMMIT.value, with_torch=True), flags=given)
     for dtype in _DTYPES.value:
@@ -244,8 +246,7 @@ def main() -> int:
             if any((line["method"], line["dtype"]) == (method, dtype) for line in file.results):
                 continue
             graph = sf.DraftGraph.empty() if method == "vanilla" else shipped
-            fold = sf.FoldConfig(tau=_TAU.value, guard=_GUARD.value) if method == "specfold" else None
-            line = compare(both, Setting(method, dtype, decode, graph, fold))
+            line = compare(both, Setting(method, dtype, decode, graph, folds.get(method)))
             with file.alone():
                 file.add(line)
             print({name: x for name, x in line.items() if name != "differences"}, flush=True)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from absl import app
 
+import decode_report
 import specfold_jax as sf
-from benchmarks import decode, plots, timing_jax
+from benchmarks import decode, lossless, plots, timing_jax
 from benchmarks.decode_tables import folding_ms, line, ratio_table, ratios, table
+from benchmarks.environment import ROOT
 from benchmarks.results_file import ResultsFile
 from benchmarks.timing import PARTS, at_prefix, decode_all, grouped, largest, span, time_parts
 from benchmarks.timing_jax import How, JaxSide, compile_programs
@@ -206,6 +208,8 @@ def flags(tmp_path):
         ("--taus=a", "--taus has 'a'"),
         ("--shapes=9b", "--shapes has 9b, knows tiny"),
         ("--impls=cuda", "--impls has cuda, knows xla"),
+        ("--shapes=", "--shapes is empty"),
+        ("--guard=nan", "--guard: guard=nan"),
         ("--graph=x", "--graph is a graph of one number of drafts"),
     ],
 )
@@ -247,3 +251,30 @@ def test_a_run_goes_on_past_what_fails_and_where_it_stopped(flags, monkeypatch):
 
 def test_an_empty_turn_is_short():
     assert timing_jax.empty_turn() < 0.01
+
+
+def test_a_graph_that_cannot_be_is_refused_before_one_is_chosen(tmp_path):
+    (tmp_path / "broken.json").write_text("{")
+    for path, message in ((tmp_path / "none" / "graph.json", "must be a folder"), (tmp_path / "broken.json", "broken.json")):
+        with pytest.raises(app.UsageError, match=message):
+            decode.draft_graph(path, [], sf.DecodeConfig(), 8)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        (plots, ["--decode=README.md", "--out=OUT"], "README.md"),
+        (plots, ["--out=README.md"], "--out: .*README.md"),
+        (lossless, ["--temperature=nan", "--out=OUT/x.json"], "--temperature: temperature=nan"),
+        (decode_report, ["--sub_block=5", "--out=OUT/x.json"], "sub_block=5"),
+        (decode_report, ["--guard=nan", "--out=OUT/x.json"], "guard=nan"),
+        (decode_report, ["--methods=", "--out=OUT/x.json"], "--methods is empty, knows vanilla"),
+    ],
+)
+def test_what_a_command_line_names_is_refused_before_anything_runs(module, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    module.FLAGS(["program", *(argument.replace("OUT", str(tmp_path)) for argument in arguments)])
+    with pytest.raises(app.UsageError, match=message):
+        module.main()
+    module.FLAGS.unparse_flags()
+    assert not list(tmp_path.iterdir())
