@@ -35,6 +35,8 @@ def gate(
     check("valid", valid, (batch, branches), torch.bool, x.device)
     if reference not in ("parent", "source"):
         raise ValueError(f"{reference=} must be 'parent' or 'source'")
+    if not tau >= 0:
+        raise ValueError(f"{tau=} must be at least 0")
     computed = torch.empty_like(revealed)
     source = torch.empty(revealed.shape, dtype=torch.int32, device=x.device)
     _gate[block, batch](

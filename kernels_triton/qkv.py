@@ -34,6 +34,10 @@ def packed_qkv(
     multiplied by 1 + query_scale_beta ln(1 + position // query_scale_length).
     """
     check_main("x", x, "batch branch block dim")
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"{heads=} must be a multiple of {kv_heads=}, both at least 1")
+    if query_scale_length < 1:
+        raise ValueError(f"{query_scale_length=} must be at least 1")
     dim, head_dim, rows = x.shape[-1], 2 * inv_freq.numel(), x.numel() // x.shape[-1]
     check_head_dim(head_dim)
     columns = (heads + 2 * kv_heads) * head_dim

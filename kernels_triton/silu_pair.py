@@ -18,6 +18,8 @@ def packed_silu_pair(
     """
     check_main("x", x, "batch branch block dim")
     check_main("weight", weight, "two_hidden dim")
+    if weight.shape[0] % 2:
+        raise ValueError(f"weight must have an even number of rows, the gate's and as many behind them, not {weight.shape[0]}")
     dim, hidden, rows = x.shape[-1], weight.shape[0] // 2, x.numel() // x.shape[-1]
     check("norm", norm, (dim,), x.dtype, x.device)
     check("weight", weight, (2 * hidden, dim), x.dtype, x.device)
