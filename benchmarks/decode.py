@@ -53,7 +53,7 @@ from benchmarks.timing import Side, at_prefix, decode_all, largest, span, spread
 from benchmarks.timing_jax import How, JaxSide, compile_programs
 from benchmarks.timing_torch import TorchSide
 from specfold_jax.calibrate import choose
-from specfold_jax.checkpoint import load, resolve_folder
+from specfold_jax.checkpoint import load, read_model, resolve_folder
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.data import packaged_problems
 from specfold_jax.generate import batches, pad
@@ -110,6 +110,11 @@ def draft_graph(path: Path, ids: Ids, decode: DecodeConfig, drafts: int) -> Draf
         graph = choose(records, model, decode, drafts, "confidence", reach=reach, name="tiny")
     graph.save(path)
     return graph
+
+
+def digest(path: Path) -> str | None:
+    """Of a graph's file, which is chosen and written later if it is not there: then None, as without --graph."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else None
 
 
 def in_shape(name: str, dtype: str) -> tuple[ModelConfig, Any]:
@@ -216,6 +221,10 @@ def check_flags() -> None:
             raise app.UsageError(f"--{name} has {', '.join(wrong)}, must be whole numbers from 1 on")
     with as_usage("--guard: "):
         FoldConfig(guard=float(_GUARD.value))
+    if (most := max(_SAMPLES.value, *map(int, _BATCH.value))) > (there := len(packaged_problems())):
+        raise app.UsageError(f"--samples and --batch must be at most {there}, the packaged problems, not {most}")
+    if _PREFIX.value % (block := read_model(resolve_folder("tiny")).block_size):
+        raise app.UsageError(f"--prefix={_PREFIX.value} must be a multiple of the block of {block}")
     for tau in _TAUS.value:
         with as_usage(f"--taus has {tau!r}: "):
             FoldConfig(float(tau))
@@ -268,7 +277,13 @@ def main() -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
     check_flags()
     console, begun = Console(width=240), time.monotonic()
-    file = ResultsFile.named(str(_OUT.value), "decode", environment(_COMMIT.value, with_torch=True), model=MODEL)
+    file = ResultsFile.named(
+        str(_OUT.value),
+        "decode",
+        environment(_COMMIT.value, with_torch=True),
+        model=MODEL,
+        graph=_GRAPH.value and digest(Path(_GRAPH.value)),
+    )
     ids = encode(load_tokenizer(resolve_folder("tiny")), [problem.question for problem in packaged_problems()])
     graphs = {}
     for drafts in map(int, _DRAFTS.value):

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from benchmarks.command import as_usage, start
+from benchmarks.command import as_usage, refuse_without_hopper, start
 from benchmarks.environment import environment
 from benchmarks.results_file import ResultsFile
 from specfold_jax.calibrate import choose
@@ -68,6 +68,10 @@ def main() -> None:
     for temperature in FLAGS.temperature:
         with as_usage("--temperature: "):
             DecodeConfig(temperature=temperature)
+    if FLAGS.impl == "pallas":
+        refuse_without_hopper("--impl=pallas")
+    if FLAGS.samples > (there := len(packaged_problems())):
+        raise app.UsageError(f"--samples={FLAGS.samples} must be at most {there}, the packaged problems")
     sizes = {name: FLAGS[name].value for name in ("samples", "calibration", "drafts")}
     file = ResultsFile.named(FLAGS.out, "lossless", environment(FLAGS.commit), impl=FLAGS.impl, **sizes)
     jax.config.update("jax_default_matmul_precision", "highest")

@@ -209,6 +209,9 @@ def flags(tmp_path):
         ("--shapes=9b", "--shapes has 9b, knows tiny"),
         ("--impls=cuda", "--impls has cuda, knows xla"),
         ("--shapes=", "--shapes is empty"),
+        ("--samples=99999", "--samples and --batch must be at most 2000, the packaged problems, not 99999"),
+        ("--batch=1,9999", "not 9999"),
+        ("--prefix=7", "--prefix=7 must be a multiple of the block of 32"),
         ("--guard=nan", "--guard: guard=nan"),
         ("--graph=x", "--graph is a graph of one number of drafts"),
     ],
@@ -265,6 +268,7 @@ def test_a_graph_that_cannot_be_is_refused_before_one_is_chosen(tmp_path):
     [
         (plots, ["--decode=README.md", "--out=OUT"], "README.md"),
         (plots, ["--out=README.md"], "--out: .*README.md"),
+        (lossless, ["--samples=2001", "--out=OUT/x.json"], "--samples=2001 must be at most 2000"),
         (lossless, ["--temperature=nan", "--out=OUT/x.json"], "--temperature: temperature=nan"),
         (decode_report, ["--sub_block=5", "--out=OUT/x.json"], "sub_block=5"),
         (decode_report, ["--guard=nan", "--out=OUT/x.json"], "guard=nan"),

@@ -84,6 +84,12 @@ def test_folded_commits_are_trusted_where_both_sides_say(checkpoints):
     assert forwards[1] < forwards[0]
 
 
+def test_what_is_returned_can_be_changed_and_trained_on(fast):
+    out = vanilla_decode(twin(fast), prompts(), LENGTHS, fast.model, config())
+    assert not any(x.is_inference() for x in (out.tokens, out.lengths, *out.stats))
+    out.tokens[0, 0] = 5
+
+
 def test_a_row_does_not_depend_on_its_batch(fast):
     params = twin(fast)
     decode = replace(config(temperature=1.0), seed=7)

@@ -94,7 +94,7 @@ def _count(stats: Stats, row: Row, branches: Branches, checked: Checked, chain: 
     return stats._replace(**{name: getattr(stats, name) + value.long() for name, value in new.items()})
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _decode(
     params: Params,
     prompts: Int[Tensor, "batch capacity"],
