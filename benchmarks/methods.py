@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from benchmarks.command import start
+from benchmarks.command import as_usage, start
 from benchmarks.environment import environment
 from benchmarks.grid import PRESETS, Group, Setting, Shared
 from benchmarks.results_file import ResultsFile
@@ -228,7 +228,9 @@ def main() -> None:
     """Runs what the flags say."""
     given: Any = {name: flags.FLAGS[name].value for name in ("model", "out", "commit")}
     file = ResultsFile.named(given["out"], "methods", environment(given["commit"]), model=given["model"])
-    run_groups(groups_from(flags.FLAGS), file, partial(subject, given["model"]))
+    with as_usage():
+        groups = groups_from(flags.FLAGS)
+    run_groups(groups, file, partial(subject, given["model"]))
 
 
 if __name__ == "__main__":
