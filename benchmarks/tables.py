@@ -85,6 +85,11 @@ def _drafts(rows: Rows) -> str:
     return table(found, METHOD, SAME, CHECKS, COMMITS, FORWARDS, OF_VANILLA, DEPTH, DRAFTED, DISTINCT, RECOMPUTE)
 
 
+def _three(rows: Rows) -> str:
+    kind: Column = ("type", lambda row: row["setting"]["dtype"])
+    return table(rows, METHOD, kind, ACCURACY, SAME, FORWARDS, OF_VANILLA, DEPTH, RECOMPUTE)
+
+
 def _folding(rows: Rows) -> str:
     rows = _large(where(rows, **MAIN))
     found = where(rows, method="specfold")
@@ -175,6 +180,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "methods": ((_METHODS,), _methods),
     "drafts": ((_METHODS,), _drafts),
     "five": (("methods-five-h200.json",), _drafts),
+    "three": (("methods-three-h200.json",), _three),
     "folding": ((_METHODS,), _folding),
     "decoding": ((_METHODS,), _decoding),
     "bfloat16": ((_METHODS,), _bfloat16),
