@@ -35,6 +35,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,9 @@ def draft_graph(path: Path, ids: Ids, decode: DecodeConfig, drafts: int) -> Draf
     return graph
 
 
-def digest(path: Path) -> str | None:
-    """Of a graph's file, which is chosen and written later if it is not there: then None, as without --graph."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else None
+def digest(path: Path) -> str:
+    """Of a graph's file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def in_shape(name: str, dtype: str) -> tuple[ModelConfig, Any]:
@@ -277,18 +278,14 @@ def main() -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
     check_flags()
     console, begun = Console(width=240), time.monotonic()
-    file = ResultsFile.named(
-        str(_OUT.value),
-        "decode",
-        environment(_COMMIT.value, with_torch=True),
-        model=MODEL,
-        graph=_GRAPH.value and digest(Path(_GRAPH.value)),
-    )
+    named = partial(ResultsFile.named, str(_OUT.value), "decode", environment(_COMMIT.value, with_torch=True), model=MODEL)
+    out = named().path  # refused before a graph is chosen
     ids = encode(load_tokenizer(resolve_folder("tiny")), [problem.question for problem in packaged_problems()])
     graphs = {}
     for drafts in map(int, _DRAFTS.value):
-        where = Path(_GRAPH.value or file.path.with_name(f"{file.path.stem}.graph{drafts}.json"))
+        where = Path(_GRAPH.value or out.with_name(f"{out.stem}.graph{drafts}.json"))
         graphs[drafts] = draft_graph(where, ids[-_CALIBRATION.value :], DecodeConfig(_TOKENS.value), drafts)
+    file = named(graph=_GRAPH.value and digest(Path(_GRAPH.value)))
 
     def say(text: str) -> None:
         console.print(f"{time.monotonic() - begun:6.0f} s  {text}", highlight=False, markup=False)

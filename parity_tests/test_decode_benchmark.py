@@ -263,6 +263,27 @@ def test_a_graph_that_cannot_be_is_refused_before_one_is_chosen(tmp_path):
             decode.draft_graph(path, [], sf.DecodeConfig(), 8)
 
 
+def test_a_file_is_of_one_graph_which_the_first_command_may_choose(tmp_path, monkeypatch):
+    shipped, files = sf.DraftGraph.load(resolve_folder("tiny") / "graph.json"), []
+    monkeypatch.setattr(decode, "draft_graph", lambda path, *_: path.exists() or shipped.save(path))
+    monkeypatch.setattr(decode, "run", lambda file, *_: (files.append(file), file.change(list), [])[-1])
+
+    def command(graph):
+        decode.FLAGS(["decode", f"--out={tmp_path / 'decode.json'}", "--drafts=3", "--impls=xla", *graph])
+        try:
+            return decode.main()
+        finally:
+            decode.FLAGS.unparse_flags()
+
+    one, other = ([f"--graph={tmp_path / name}"] for name in ("one.json", "other.json"))
+    assert [command(one), command(one)] == [0, 0]  # the same command goes on with what the first has chosen
+    (tmp_path / "other.json").write_text("another")
+    for graph in (other, []):
+        with pytest.raises(app.UsageError, match=r"was measured with graph='\w+' \(here "):
+            command(graph)
+    assert len(files) == 2
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
