@@ -17,7 +17,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.launch import SWIZZLED, THREAD, check, check_main, interpreting, launch
+from kernels_pallas.arguments import check, check_main
+from kernels_pallas.launch import SWIZZLED, THREAD, interpreting, launch
 from kernels_pallas.tiles import ROWS
 
 WARPGROUPS = 4

@@ -5,8 +5,6 @@ from typing import NamedTuple, Self
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
-from specfold_jax.model import Branches
-
 
 class Front(NamedTuple):
     """An order of entries, flagged ones first: `order` is the entry at each place, `place` each entry's place, `count` the flagged ones'
@@ -33,33 +31,3 @@ class Front(NamedTuple):
     def back(self, x: Shaped[Array, "entries ..."]) -> Shaped[Array, "entries ..."]:
         """Entries in their own order."""
         return x.at[self.place].get(mode="promise_in_bounds")
-
-
-class Listed(NamedTuple):
-    """The branches of all sequences in one list, valid ones first; parents and contexts are places in it."""
-
-    front: Front
-    tokens: Int[Array, "branch block"]
-    parent: Int[Array, " branch"]
-    context: Int[Array, " branch"] | None
-    start: Int[Array, " branch"]
-    sequence: Int[Array, " branch"]
-
-    @classmethod
-    def of(cls, branches: Branches) -> Self:
-        """The list."""
-        batch, each, _ = branches.tokens.shape
-        front = Front.of(branches.valid.reshape(-1))
-
-        def listed(x: Array) -> Array:
-            return front.there(x.reshape(batch * each, *x.shape[2:]))
-
-        def place_of(branch: Array) -> Array:
-            return jnp.take_along_axis(front.place.reshape(batch, each), branch, axis=1)
-
-        context = branches.context
-        if context is not None:
-            context = listed(jnp.where(context >= 0, place_of(jnp.maximum(context, 0)), -1))
-        return cls(
-            front, listed(branches.tokens), listed(place_of(branches.parent)), context, listed(branches.starts()), front.order // each
-        )

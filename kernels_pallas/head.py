@@ -15,10 +15,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
+from kernels_pallas.arguments import check, check_main
 from kernels_pallas.front import Front
-from kernels_pallas.launch import LANES, SWIZZLED, check, check_main, launch, pad
+from kernels_pallas.launch import LANES, SWIZZLED, launch, pad
+from kernels_pallas.noise import draw
 from kernels_pallas.tiles import ROWS
-from specfold_jax.noise import draw
 
 _INFINITY = float("inf")
 

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from jax._src import config  # the interpreter's switch can be set from public names, but not asked
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-HALF = (jnp.bfloat16, jnp.float16)
-"""The types whose products Hopper's matrix units sum in fp32 exactly as given."""
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 """How a tile of 16-bit numbers lies in shared memory for the matrix units."""
 THREAD = "warpgroup"
@@ -53,17 +51,3 @@ def pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
     """x with zeros behind it up to a multiple along an axis; x itself where it is one."""
     missing = -x.shape[axis] % multiple
     return jnp.pad(x, [(0, missing if n == axis else 0) for n in range(x.ndim)]) if missing else x
-
-
-def check_main(name: str, x: Any, axes: str) -> None:
-    """The array whose type and shape the other arguments must fit: 16-bit numbers with the named axes, none of them empty."""
-    if x.ndim != len(axes.split()) or 0 in x.shape:
-        raise ValueError(f"{name} must be [{axes}] with no empty axis, not of shape {list(x.shape)}")
-    if x.dtype not in HALF:
-        raise NotImplementedError(f"{name} has dtype {x.dtype}; the Pallas kernels take bfloat16 and float16")
-
-
-def check(name: str, x: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """An array of exactly this shape and type."""
-    if tuple(x.shape) != tuple(shape) or x.dtype != jnp.dtype(dtype):
-        raise ValueError(f"{name} must be {jnp.dtype(dtype)} {list(shape)}, not {x.dtype} {list(x.shape)}")

@@ -20,7 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.launch import SWIZZLED, THREAD, check, check_main, launch
+from kernels_pallas.arguments import check, check_main
+from kernels_pallas.launch import SWIZZLED, THREAD, launch
 from kernels_pallas.tiles import DEPTH, LOADED, MOST_STAGES, ROWS, Tile, pair_tile, product_tile, weight_rows
 
 MEMORY_REGISTERS = 24

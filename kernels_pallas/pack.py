@@ -8,7 +8,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.launch import LANES, check, check_main, launch
+from kernels_pallas.arguments import check, check_main
+from kernels_pallas.launch import LANES, launch
 from kernels_pallas.rows import Norm
 
 

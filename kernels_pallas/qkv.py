@@ -1,7 +1,7 @@
 """From the sums of the fused projection to queries, keys and values of every row: bias, q/k norm, rotary embedding. One program a row."""
 
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.launch import HALF, check, launch
-from specfold_jax.config import ModelConfig
-from specfold_jax.ops import query_scale
+from kernels_pallas.arguments import HALF, check
+from kernels_pallas.launch import launch
 
 HEADS_MULTIPLE = 4
 """One head a warp at a time."""
@@ -24,13 +23,6 @@ class Turns(NamedTuple):
     cos: Array
     sin: Array
     query_scale: Array | None
-
-    @classmethod
-    def of(cls, positions: Int[Array, " rows"], model: ModelConfig) -> Self:
-        """Of rows at these positions."""
-        angles = positions[:, None].astype(jnp.float32) * jnp.asarray(model.inv_freq, jnp.float32)
-        scale = jnp.float32(model.rope_scale)
-        return cls(jnp.cos(angles) * scale, jnp.sin(angles) * scale, query_scale(positions, model) if model.query_scale_beta else None)
 
 
 @partial(jax.jit, static_argnames=("heads", "kv_heads", "head_dim", "eps", "dtype"))

@@ -10,7 +10,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.launch import LANES, check, check_main, launch
+from kernels_pallas.arguments import check, check_main
+from kernels_pallas.launch import LANES, launch
 
 NEVER, GATED, ALWAYS = range(3)
 """What `need` says of a row: not to be computed, to be computed if it differs from its reference, to be computed."""

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.checks import check, check_head_dim, check_main
+from kernels_triton.arguments import check, check_head_dim, check_main
 from kernels_triton.numerics import dot, narrow
 from kernels_triton.tiles import padded
 

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.checks import check, check_main
+from kernels_triton.arguments import check, check_main
 from kernels_triton.tiles import padded
 
 BRANCH_TILE, DEPTH = 8, 512

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.checks import check, check_main
+from kernels_triton.arguments import check, check_main
 from kernels_triton.noise import gumbel
 from kernels_triton.numerics import dot, load_weight
 from kernels_triton.tiles import padded, product_tile

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.checks import check, check_main
+from kernels_triton.arguments import check, check_main
 from kernels_triton.numerics import narrow
 
 DEPTH = 1024

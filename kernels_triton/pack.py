@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.checks import check, check_device
+from kernels_triton.arguments import check, check_device
 
 TILE = 1024
 

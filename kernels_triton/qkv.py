@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.checks import check, check_head_dim, check_main, check_packed
+from kernels_triton.arguments import check, check_head_dim, check_main, check_packed
 from kernels_triton.numerics import dot, inverse_rms, load_normed, load_weight, narrow
 from kernels_triton.tiles import padded, product_tile
 

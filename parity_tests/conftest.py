@@ -1,9 +1,7 @@
 """Shared settings and fixtures. Promotion is strict and products are exact, so that a slip of dtype or precision fails a test."""
 
-import dataclasses
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,11 +9,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import specfold_jax as sf
-from devices import DEVICE, share_memory
-from golden_cases import GOLDEN, MASK
+from parity_tests.harness.checkpoints import FAMILIES, Checkpoint, Ragged, load
+from parity_tests.harness.devices import DEVICE, share_memory
 from specfold_jax.cli import main
-from specfold_jax.model import Params
 
 share_memory()
 if DEVICE.type == "cpu":
@@ -28,28 +24,6 @@ settings.register_profile(
     "parity", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("parity")
-
-FAMILIES = ("fast_dllm_v2", "nld", "sdar")
-
-
-class Checkpoint(NamedTuple):
-    """A golden checkpoint in float32."""
-
-    family: str
-    model: sf.ModelConfig
-    params: Params
-
-    def first_layers(self, layers: int) -> "Checkpoint":
-        """The checkpoint without its last layers: laws that hold for any weights need no more than two."""
-        return Checkpoint(
-            self.family, dataclasses.replace(self.model, layers=layers), self.params | {"layers": self.params["layers"][:layers]}
-        )
-
-
-def load(name: str) -> Checkpoint:
-    """Loads a golden checkpoint folder."""
-    model, params = sf.load(GOLDEN / name, dtype="float32", mask_id=MASK[name.split("/")[0]])
-    return Checkpoint(name, model, params)
 
 
 @pytest.fixture(scope="session")
@@ -90,13 +64,6 @@ def few_programs():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
         jax.clear_caches()
-
-
-class Ragged(NamedTuple):
-    """Right-padded prompts; `tokens` int32 [batch, capacity], `lengths` int32 [batch]."""
-
-    tokens: np.ndarray
-    lengths: np.ndarray
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from specfold_jax.checks import Natural, Size, conform, show
+from specfold_jax.values import Natural, Size, conform, show
 
 Attention = Literal["block", "bidirectional", "causal"]
 IMPLEMENTATIONS = ("auto", "xla", "pallas")

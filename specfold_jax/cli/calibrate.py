@@ -5,10 +5,10 @@ Prompts come from --file, or from the end of the problems shipped beside the tin
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from specfold_jax.cli import flags
 from specfold_jax.cli.flags import UsageError
+from specfold_jax.cli.prompts import calibration_prompts, free_to_write, save_picture
 
 USAGE = "[flags] --out FILE"
 EXAMPLES = """examples:
@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
     import jax.numpy as jnp
     from rich.console import Console
 
-    from specfold_jax.calibrate import calibrate
+    from specfold_jax.calibration.calibrate import calibrate
     from specfold_jax.cli import setup as s
     from specfold_jax.cli.tables import graph_nodes, graph_origin
-    from specfold_jax.generate import pad
+    from specfold_jax.running.batch import pad
 
     note, out = Console(stderr=True), Console()
     decode, _ = s.configs(args)
@@ -83,36 +83,3 @@ def run(args: argparse.Namespace) -> int:
     out.print(f"[bold]{args.out}[/]: {graph_origin(graph)}\n", highlight=False)
     out.print(graph_nodes(graph))
     return 0
-
-
-def calibration_prompts(args: argparse.Namespace) -> list[str]:
-    """The prompts of --file, or the last of the packaged problems."""
-    from specfold_jax import data
-
-    if args.file:
-        return data.read_prompts(Path(args.file))
-    if args.token_ids or (args.samples is None and args.model != "tiny"):
-        raise UsageError("calibration needs prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
-    problems = data.packaged_problems()
-    flags.check_samples(args, len(problems))
-    return [problem.question for problem in problems[-(args.samples or 64) :]]  # from the end: `verify` takes them from the front
-
-
-def free_to_write(path: str | None, force: bool) -> None:
-    """Raises ValueError if the file exists, unless forced, or cannot be made there."""
-    if path is None:
-        return
-    if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
-        raise ValueError(f"{path} must be a file in an existing folder")
-    if Path(path).exists() and not force:
-        raise ValueError(f"{path} exists already; --force overwrites it")
-
-
-def save_picture(graph: Any, path: Path, force: bool) -> None:
-    """Draws the graph; the file is whole or not there."""
-    from specfold_jax.draw import draw_graph
-    from specfold_jax.files import whole
-
-    free_to_write(str(path), force)
-    with whole(path) as partial:
-        draw_graph(graph, partial)

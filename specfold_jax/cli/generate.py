@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from specfold_jax.cli import setup as s
-    from specfold_jax.generate import run_all
+    from specfold_jax.running.batch import run_all
 
     note = Console(stderr=True)
     decode, fold = s.configs(args, methods)
@@ -85,7 +85,7 @@ def report(args: argparse.Namespace, setup: Any, prompts: list[str], runs: dict[
     from rich.console import Console
 
     from specfold_jax.cli import tables
-    from specfold_jax.generate import same_tokens
+    from specfold_jax.running.summary import same_tokens
 
     same = {method: same_tokens(r, runs["vanilla"]) for method, r in runs.items()} if args.compare else {}
     out = note if args.json else Console()
@@ -139,8 +139,9 @@ def _live(args: argparse.Namespace, setup: Any, ids: list[list[int]], graph: Any
     from rich.console import Console
 
     from specfold_jax.cli import tables
-    from specfold_jax.generate import implementation, summarise
-    from specfold_jax.live import frames, watch
+    from specfold_jax.running.batch import implementation
+    from specfold_jax.running.live import frames, watch
+    from specfold_jax.running.summary import summarise
 
     out = Console()
     impl = implementation(args.method, setup.params, setup.model, setup.decode, graph, fold)

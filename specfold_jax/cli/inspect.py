@@ -31,9 +31,9 @@ def run(args: argparse.Namespace) -> int:
     if path.suffix == ".json" and not path.exists():
         raise FileNotFoundError(f"no graph file {path}; specfold calibrate --out {path} makes one")
     if path.is_file():
-        from specfold_jax.cli.calibrate import save_picture
+        from specfold_jax.cli.prompts import save_picture
         from specfold_jax.cli.tables import graph_nodes, graph_origin
-        from specfold_jax.graph import DraftGraph
+        from specfold_jax.diffusion.graph import DraftGraph
 
         graph = DraftGraph.load(args.path)
         out.print(f"[bold]{args.path}[/]: {graph_origin(graph)}\n", highlight=False)
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
 def _checkpoint(args: argparse.Namespace) -> Any:
     import numpy as np
 
-    from specfold_jax.checkpoint import read_config, read_model, resolve_folder, shapes
     from specfold_jax.cli.tables import grid
+    from specfold_jax.models.checkpoint import read_config, read_model, resolve_folder, shapes
 
     folder = resolve_folder(args.path)
     model = read_model(folder, args.mask_id, args.stop_ids)
@@ -109,7 +109,7 @@ def _dtypes(files: list[Path]) -> str:
 
 
 def _tokenizer(folder: Path, mask_id: int) -> str:
-    from specfold_jax.tokens import load_tokenizer
+    from specfold_jax.text.tokens import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(folder)
@@ -121,7 +121,7 @@ def _tokenizer(folder: Path, mask_id: int) -> str:
 
 def _graph(folder: Path) -> str:
     from specfold_jax.cli.tables import graph_origin
-    from specfold_jax.graph import DraftGraph
+    from specfold_jax.diffusion.graph import DraftGraph
 
     path = folder / "graph.json"
     return graph_origin(DraftGraph.load(path)) if path.is_file() else "none"

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from specfold_jax import profile
-from specfold_jax.checkpoint import load, resolve_folder
 from specfold_jax.cli.flags import UsageError, from_flags
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
-from specfold_jax.data import read_prompts
-from specfold_jax.generate import Method
-from specfold_jax.graph import DraftGraph, check_made_for
-from specfold_jax.memory import OutOfDeviceMemory, is_full, readable
-from specfold_jax.tokens import decode_text, encode, load_tokenizer, parse_ids
+from specfold_jax.diffusion.graph import DraftGraph, check_made_for
+from specfold_jax.models.checkpoint import load, resolve_folder
+from specfold_jax.running.batch import Method
+from specfold_jax.running.memory import OutOfDeviceMemory, is_full, readable
+from specfold_jax.text.prompts import read_prompts
+from specfold_jax.text.tokens import decode_text, encode, load_tokenizer, parse_ids
+from specfold_jax.tuning import profile
 
 EVERY = 20.0
 """Seconds between lines of progress where there is no terminal."""

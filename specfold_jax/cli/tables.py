@@ -7,8 +7,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from specfold_jax.generate import Summary
-from specfold_jax.graph import DraftGraph, show
+from specfold_jax.diffusion.graph import DraftGraph, show
+from specfold_jax.running.summary import Summary
 
 
 def grid(title: str, *columns: str) -> Table:

@@ -57,7 +57,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--vocab", type=flags.at_least_one, default=1536, metavar="N", help="tokens of the vocabulary (default 1536)")
     data.add_argument("--data_seed", type=int, default=0, metavar="N", help="first seed of the problems (default 0)")
     data.add_argument("--prepare_only", action="store_true", help="make the data and stop")
-    from specfold_jax.train_step import TrainConfig
+    from specfold_jax.training.step import TrainConfig
 
     group, types = parser.add_argument_group("model and optimizer"), get_type_hints(TrainConfig)
     for field in fields(TrainConfig):
@@ -73,8 +73,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from specfold_jax.train import TrainConfig, train
-    from specfold_jax.train_data import prepare
+    from specfold_jax.training.data import prepare
+    from specfold_jax.training.run import TrainConfig, train
 
     out, data = Console(), Path(args.data)
     values: dict[str, Any] = {field.name: getattr(args, field.name) for field in fields(TrainConfig)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specfold_jax.cli import flags
+from specfold_jax.cli.prompts import SAMPLES
 
 USAGE = "[flags] --out FOLDER"
 EXAMPLES = """examples:
@@ -19,7 +20,6 @@ EXAMPLES = """examples:
   specfold tune --model folder --file prompts.txt --batch 8 --agreement 0.99 --out tuned
   specfold tune --lossless --drafts 3,8 --timing tuned/timing.json --out tuned_again
 """
-SAMPLES = 48
 
 
 def _list(kind: type) -> Any:
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from specfold_jax.cli import setup as s
-    from specfold_jax.cli.calibrate import calibration_prompts
-    from specfold_jax.timing_table import TimingTable
-    from specfold_jax.tune import Search, tune
-    from specfold_jax.tune_measure import Subject
+    from specfold_jax.cli.prompts import calibration_prompts
+    from specfold_jax.tuning.measure import Subject
+    from specfold_jax.tuning.search import Search, tune
+    from specfold_jax.tuning.timing_table import TimingTable
 
     note, out = Console(stderr=True), Console()
     args.samples = args.samples or (SAMPLES if args.model == "tiny" and not args.file else None)
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         subject, setup.encode(prompts), search, folder, timing, lambda text: note.print(text, highlight=False, style="dim", soft_wrap=True)
     )
     if tuned.outcomes:
-        from specfold_jax.tune_plots import draw_all
+        from specfold_jax.tuning.plots import draw_all
 
         draw_all(tuned, folder)
         out.print(_table(tuned))

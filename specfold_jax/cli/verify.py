@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     flags.check_method(args, (args.method,))
     from rich.console import Console
 
-    from specfold_jax import verify as v
     from specfold_jax.cli import setup as s
-    from specfold_jax.generate import batches, run_all
+    from specfold_jax.evaluation import agreement as v
+    from specfold_jax.running.batch import batches, run_all
 
     note = Console(stderr=True)
     decode, fold = s.configs(args, (args.method,))
@@ -68,11 +68,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompts(args: argparse.Namespace) -> tuple[list[str], list[Any] | None]:
     """The prompts, and their problems where the answers are known."""
-    from specfold_jax import data
+    from specfold_jax.text import problems as data
+    from specfold_jax.text.prompts import read_prompts
 
     if args.file:
         path = Path(args.file)
-        prompts = data.read_prompts(path)
+        prompts = read_prompts(path)
         try:
             return prompts, data.read_problems(path) if path.suffix == ".jsonl" else None
         except ValueError:  # prompts without answers
@@ -89,7 +90,7 @@ def _report(args: argparse.Namespace, setup: Any, runs: list[Any], found: list[A
     from rich.console import Console
 
     from specfold_jax.cli import tables
-    from specfold_jax.verify import wilson
+    from specfold_jax.evaluation.intervals import wilson
 
     count, summaries = len(runs[0].prompt_lengths), [r.summary for r in runs]
     equal = count - len(found)
@@ -122,7 +123,7 @@ def _report(args: argparse.Namespace, setup: Any, runs: list[Any], found: list[A
 
 def _right(setup: Any, runs: list[Any], problems: Any) -> list[int] | None:
     """How many answers of each run are right."""
-    from specfold_jax.data import is_correct
+    from specfold_jax.text.problems import is_correct
 
     if problems is None:
         return None

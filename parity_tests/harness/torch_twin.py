@@ -1,0 +1,25 @@
+"""The PyTorch twin beside the JAX side: parameters and arrays of one as the other's."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from parity_tests.harness.devices import DEVICE
+from specfold_torch_ref.models.convert import to_torch
+from specfold_torch_ref.models.transformer import Params
+
+# Tests run side by side; more threads than cores would wait for each other in every small product.
+torch.set_num_threads(1)
+FAST = {"xla_backend_optimization_level": 0} if DEVICE.type == "cpu" else {}  # for programs that run a few times only
+
+
+def twin(checkpoint) -> Params:
+    """A checkpoint's parameters on the Torch side."""
+    return to_torch(checkpoint.params, checkpoint.model)
+
+
+def tensor(x: Any) -> torch.Tensor:
+    """An array as a tensor, whole numbers as int64."""
+    out = torch.from_numpy(np.array(x))
+    return out.long() if out.dtype == torch.int32 else out

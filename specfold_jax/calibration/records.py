@@ -1,0 +1,134 @@
+"""Vanilla decoding watched step by step: the states it passes, what was known about each beforehand, and what came of it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from specfold_jax.calibration.rank_nodes import Chain
+from specfold_jax.config import DecodeConfig, ModelConfig
+from specfold_jax.diffusion.draft import Known, distances, every_draft, propose, rank_positions
+from specfold_jax.diffusion.graph import DraftGraph
+from specfold_jax.diffusion.loop import begin, decode_step, unfinished
+from specfold_jax.diffusion.row import DENOISE
+from specfold_jax.diffusion.validate import row_status, validate
+from specfold_jax.models.transformer import Params
+from specfold_jax.running.memory import explained
+
+
+class Records(NamedTuple):
+    """States of vanilla decoding about which something was known, on the host.
+
+    `known`: a `Known` of arrays on the host. `after[r, l]`: the canvas l + 1 vanilla steps later, for the first `steps[r]` of them (up
+    to the block's end or `levels`).
+    """
+
+    canvas: Int[np.ndarray, "records block"]
+    known: Any
+    after: Int[np.ndarray, "records levels block"]
+    steps: Int[np.ndarray, " records"]
+
+
+def watch(
+    params: Params,
+    prompts: Int[Array, "batch capacity"],
+    lengths: Int[Array, " batch"],
+    model: ModelConfig,
+    decode: DecodeConfig,
+    levels: int = 8,
+    token_ranks: int = 4,
+    reach: int = 2,
+    progress: Callable[[int], None] | None = None,
+) -> Records:
+    """Runs vanilla decoding and records its states, and what is known about `reach` sub-blocks. `progress` is called with the forwards
+    made so far."""
+    validate(params, prompts, lengths, model, decode)
+    graph = DraftGraph.empty(width=levels, token_ranks=min(token_ranks, model.vocab), reach=reach)
+    prompts, lengths = jnp.asarray(prompts, jnp.int32), jnp.asarray(lengths, jnp.int32)
+    runs: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]] = {}
+    step, forwards = jax.jit(decode_step), 0
+    with explained(params, model, decode, prompts.shape, graph):
+        state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, None))
+        while unfinished(state):
+            row, known = jax.device_get((state.row, state.known))
+            state = step(state, params, model, decode, graph)
+            after = jax.device_get(state.row.canvas)
+            for b in np.flatnonzero(row.phase == DENOISE).tolist():
+                runs.setdefault((b, int(row.start[b])), []).append((row.canvas[b], known.tokens[b], known.odds[b], after[b]))
+            forwards += 1
+            if progress:
+                progress(forwards)
+    canvas, tokens, odds, later, steps = [], [], [], [], []
+    for _, run in sorted(runs.items()):
+        for i, (before, ranks, scores, _) in enumerate(run):
+            if np.isfinite(scores).any():
+                ahead = [moment[3] for moment in run[i : i + levels]]
+                canvas.append(before)
+                tokens.append(ranks)
+                odds.append(scores)
+                later.append(np.stack(ahead + [ahead[-1]] * (levels - len(ahead))))
+                steps.append(len(ahead))
+    if not canvas:
+        raise ValueError(
+            "no step of these runs came after another in its block, so there is nothing to learn drafts from; use more prompts"
+        )
+    known: Any = (np.stack(tokens), np.stack(odds))
+    return Records(np.stack(canvas), Known(*known), np.stack(later), np.array(steps))
+
+
+def positions_by_rank(
+    canvas: Int[np.ndarray, "records block"], odds: Float[np.ndarray, "records block"], mask_id: int, sub_block: int, run_on: bool
+) -> Int[np.ndarray, "records block"]:
+    """Position rank of every position (`block` where it has none), as a graph's rank nodes count them."""
+    known = Known(jnp.zeros((len(canvas), 0, canvas.shape[1], 1), jnp.int32), jnp.asarray(odds))
+    return np.asarray(rank_positions(distances(jnp.asarray(canvas), known, mask_id, sub_block), known, run_on))
+
+
+def chains(
+    records: Records, mask_id: int, sub_block: int, position_ranks: int = 8, token_ranks: int = 4, run_on: bool = False
+) -> list[Chain]:
+    """For each record the sets of (position rank, token rank) revealed within its next 1, 2, ... steps, up to the first outside the
+    ranks (Spiffy, arXiv 2509.18085)."""
+    ranks = positions_by_rank(records.canvas, records.known.odds, mask_id, sub_block, run_on)
+    found = []
+    for r in range(len(records.canvas)):
+        chain, pairs, before = [], set(), records.canvas[r]
+        for level in range(int(records.steps[r])):
+            after = records.after[r, level]
+            drawn = records.known.tokens[r, min(level, records.known.tokens.shape[1] - 1)]
+            for position in np.flatnonzero((before == mask_id) & (after != mask_id)).tolist():
+                place = np.flatnonzero(drawn[position] == after[position])
+                if ranks[r, position] >= position_ranks or not place.size or place[0] >= token_ranks:
+                    break
+                pairs.add((int(ranks[r, position]), int(place[0])))
+            else:
+                chain.append(frozenset(pairs))
+                before = after
+                continue
+            break
+        found.append(tuple(chain))
+    return found
+
+
+def hits(records: Records, graph: DraftGraph, mask_id: int, sub_block: int, merge: bool = True) -> np.ndarray:
+    """bool [records, drafts, levels]: which of the graph's drafts is which later state. `merge`: as a check lays them out, distinct and
+    pruned; else every node in its own place."""
+
+    @jax.jit
+    def one(canvas: Array, known: Known, after: Array, steps: Array) -> Array:
+        drafts = (propose if merge else every_draft)(canvas, known, graph, mask_id, sub_block)
+        equal = jnp.all(drafts.tokens[:, :, None] == after[:, None], axis=-1)
+        return equal & drafts.valid[..., None] & (jnp.arange(after.shape[1]) < steps[:, None])[:, None]
+
+    chunk = 2048
+    parts = [jax.tree.map(lambda x, i=i: x[i : i + chunk], records) for i in range(0, len(records.canvas), chunk)]
+    return np.concatenate([np.asarray(one(*part)) for part in parts])
+
+
+def accepted_depth(records: Records, graph: DraftGraph, mask_id: int, sub_block: int) -> float:
+    """Drafts a check would have accepted on average: the graph's drafts, pruned as a check prunes them, against what came."""
+    covered = hits(records, graph, mask_id, sub_block).any(axis=1)
+    return float(np.cumprod(covered, axis=1).sum(axis=1).mean())

@@ -1,5 +1,0 @@
-"""`python -m specfold_jax.cli`."""
-
-from specfold_jax.cli import main
-
-main()

@@ -1,0 +1,114 @@
+"""Draft graphs compared before anything is decoded with them: from recorded vanilla runs alone, without a compilation a graph."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from specfold_jax.calibration.calibrate import Source, choose
+from specfold_jax.calibration.records import Records, hits
+from specfold_jax.config import DecodeConfig, ModelConfig
+from specfold_jax.diffusion.draft import Known, distinct, every_draft
+from specfold_jax.diffusion.graph import DraftGraph
+from specfold_jax.tuning.profile import graph_from, graph_record
+from specfold_jax.values import Size, conform, same_names
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A graph and what the records say of it. `depth`: mean accepted depth. `saved`: forwards saved a prompt, without shared commits.
+    `diversity`: distinct drafts over all drafts of the graph's nodes, mean over the recorded checks (1: no two nodes draft the same)."""
+
+    source: Source
+    drafts: Size
+    reach: Size
+    graph: DraftGraph
+    depth: float
+    saved: float
+    diversity: float
+
+    def __post_init__(self) -> None:
+        conform(self)
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"graph": graph_record(self.graph)}
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> "Candidate":
+        """From `record`'s value."""
+        same_names("it", record, list(cls.__dataclass_fields__))
+        values: dict[str, Any] = dict(record)
+        values["graph"] = graph_from(record["graph"])
+        return cls(**values)
+
+
+def candidate(
+    records: Records, prompts: int, model: ModelConfig, decode: DecodeConfig, source: Source, drafts: int, reach: int, name: str
+) -> Candidate | None:
+    """The best graph of a source under a budget of drafts; None where the source offers nothing on these records of `prompts` prompts."""
+    try:
+        graph = choose(records, model, decode, drafts, source, reach=reach, name=name)
+    except ValueError:
+        return None
+    if not graph.nodes:
+        return None
+    sub_block = decode.window(model)
+    covered = hits(records, graph, model.mask_id, sub_block).any(axis=1)
+    depth = np.cumprod(covered, axis=1).sum(axis=1)
+    return Candidate(
+        source,
+        drafts,
+        reach,
+        graph,
+        depth=float(depth.mean()),
+        saved=saved_forwards(records, depth) / prompts,
+        diversity=diversity(records, graph, model.mask_id, sub_block),
+    )
+
+
+def saved_forwards(records: Records, depth: np.ndarray) -> int:
+    """Forwards that accepted drafts save when the recorded runs are walked with them: a check that accepts n drafts skips n states, or
+    the rest of its block and the commit."""
+    saved = r = 0
+    while r < len(depth):
+        saved += int(depth[r])
+        for _ in range(int(depth[r])):  # stops at the block's last record, whose end has none of its own
+            if r + 1 < len(depth) and _follows(records, r):
+                r += 1
+        r += 1
+    return saved
+
+
+def _follows(records: Records, r: int) -> bool:
+    """Whether the next record is the state this one led to."""
+    return bool((records.canvas[r + 1] == records.after[r, 0]).all())
+
+
+def diversity(records: Records, graph: DraftGraph, mask_id: int, sub_block: int) -> float:
+    """Distinct valid drafts over valid drafts, mean over the records that have any."""
+
+    @jax.jit
+    def count(canvas: Array, known: Known) -> tuple[Array, Array]:
+        drafts = every_draft(canvas, known, graph, mask_id, sub_block)
+        return jnp.sum(drafts.valid, axis=1), jnp.sum(distinct(drafts).valid, axis=1)
+
+    every, different = (np.asarray(x) for x in count(jnp.asarray(records.canvas), jax.tree.map(jnp.asarray, records.known)))
+    return float((different[every > 0] / every[every > 0]).mean()) if every.any() else 0.0
+
+
+def worth_decoding(found: list[Candidate], forwards: float, least: float = 0.02) -> list[Candidate]:
+    """Per number of drafts the source that saves most, smallest first, without those that cannot pay.
+
+    More drafts never make a check cheaper, so a graph is left out where a smaller one saves as many of the `forwards` a prompt, up to a
+    share `least` of what is left of them.
+    """
+    kept: list[Candidate] = []
+    for drafts in sorted({c.drafts for c in found}):
+        best = max((c for c in found if c.drafts == drafts), key=lambda c: c.saved)
+        if not kept or forwards - best.saved < (1 - least) * (forwards - kept[-1].saved):
+            kept.append(best)
+    return kept

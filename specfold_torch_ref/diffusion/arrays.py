@@ -1,0 +1,23 @@
+"""Arrays with a leading batch axis: each row selects, reads or writes at a place of its own."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+def write(buffer: Tensor, values: Tensor, start: Int[Tensor, " batch"]) -> Tensor:
+    """Buffer [batch, m, ...] with values [batch, n, ...] at each row's start."""
+    row, position = torch.arange(values.shape[0])[:, None], start[:, None] + torch.arange(values.shape[1])
+    return buffer.index_put((row, position), values)
+
+
+def pick(x: Tensor, branch: Int[Tensor, " batch"]) -> Tensor:
+    """x[b, branch[b]]."""
+    return x[torch.arange(x.shape[0], device=x.device), branch.to(x.device)]
+
+
+def where_row[T: NamedTuple](condition: Bool[Tensor, " batch"], new: T, old: T) -> T:
+    """Row-wise select over tuples of tensors with a leading batch axis."""
+    return type(old)(*(torch.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b) for a, b in zip(new, old, strict=True)))
