@@ -8,7 +8,7 @@ HALF = (jnp.bfloat16, jnp.float16)
 """The types whose products Hopper's matrix units sum in fp32 exactly as given."""
 
 
-def check_main(name: str, x: Any, axes: str) -> None:
+def require_main(name: str, x: Any, axes: str) -> None:
     """The array whose type and shape the other arguments must fit: 16-bit numbers with the named axes, none of them empty."""
     if x.ndim != len(axes.split()) or 0 in x.shape:
         raise ValueError(f"{name} must be [{axes}] with no empty axis, not of shape {list(x.shape)}")
@@ -16,7 +16,7 @@ def check_main(name: str, x: Any, axes: str) -> None:
         raise NotImplementedError(f"{name} has dtype {x.dtype}; the Pallas kernels take bfloat16 and float16")
 
 
-def check(name: str, x: Any, shape: tuple[int, ...], dtype: Any) -> None:
+def require(name: str, x: Any, shape: tuple[int, ...], dtype: Any) -> None:
     """An array of exactly this shape and type."""
     if tuple(x.shape) != tuple(shape) or x.dtype != jnp.dtype(dtype):
         raise ValueError(f"{name} must be {jnp.dtype(dtype)} {list(shape)}, not {x.dtype} {list(x.shape)}")

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.arguments import check, check_main
+from kernels_pallas.arguments import require, require_main
 from kernels_pallas.launch import SWIZZLED, THREAD, interpreting, launch
 from kernels_pallas.tiles import ROWS
 
@@ -36,7 +36,7 @@ PART = 64
 """Columns of values that a program sums up: two programs share a tile of wider heads, for one would spill registers."""
 
 
-def check_sizes(block: int, head_dim: int) -> None:
+def require_sizes(block: int, head_dim: int) -> None:
     """NotImplementedError for a block or head_dim that the kernel lacks."""
     for name, size, known in (("block", block, BLOCKS), ("head_dim", head_dim, HEAD_DIMS)):
         if size not in known:
@@ -64,11 +64,11 @@ def branch_attention(
     The cache must be finite up to the end of the block that `prefix` ends in: what is not seen there is multiplied by 0.
     ValueError for arguments that do not fit each other, NotImplementedError for sizes or types that the kernel lacks.
     """
-    check_main("qkv", qkv, "branch block all_heads head_dim")
-    check_main("k_prefix", k_prefix, "layers batch capacity kv_heads head_dim")
+    require_main("qkv", qkv, "branch block all_heads head_dim")
+    require_main("k_prefix", k_prefix, "layers batch capacity kv_heads head_dim")
     branches, block, every, head_dim = qkv.shape
     layers, batch, capacity, kv_heads, _ = k_prefix.shape
-    check_sizes(block, head_dim)
+    require_sizes(block, head_dim)
     if heads % kv_heads:
         raise ValueError(f"{kv_heads=} must divide {heads=}")
     if heads + 2 * kv_heads > every:
@@ -76,12 +76,12 @@ def branch_attention(
     if capacity % CAPACITY_MULTIPLE or capacity < block:
         raise NotImplementedError(f"{capacity=} is not supported; the kernel takes multiples of {CAPACITY_MULTIPLE} from {block=} on")
     for name, x in (("k_prefix", k_prefix), ("v_prefix", v_prefix)):
-        check(name, x, (layers, batch, capacity, kv_heads, head_dim), qkv.dtype)
-    check("prefix", prefix, (batch,), jnp.int32)
-    check("causal", causal, (batch,), jnp.bool_)
+        require(name, x, (layers, batch, capacity, kv_heads, head_dim), qkv.dtype)
+    require("prefix", prefix, (batch,), jnp.int32)
+    require("causal", causal, (batch,), jnp.bool_)
     context = jnp.full((branches,), -1, jnp.int32) if context is None else context
     for name, x, size in (("layer", layer, 1), ("sequence", sequence, branches), ("context", context, branches), ("count", count, 1)):
-        check(name, x, (size,), jnp.int32)
+        require(name, x, (size,), jnp.int32)
     # programs that read the same head of a prefix run next to each other
     grid = {"kv_head": kv_heads, "branch": branches, "tile": pl.cdiv(heads // kv_heads, ROWS // block)}
     return launch(

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.arguments import check, check_main
+from kernels_pallas.arguments import require, require_main
 from kernels_pallas.front import Front
 from kernels_pallas.launch import LANES, SWIZZLED, launch, pad
 from kernels_pallas.noise import draw
@@ -80,8 +80,8 @@ def head(
     bf16 or fp16; a vocabulary that is no multiple of 8 or a dim that is no multiple of the tile's depth costs a copy of the weight.
     """
     count = jnp.full((1,), hidden.shape[0], jnp.int32) if count is None else count
-    check("count", count, (1,), jnp.int32)
-    _check(hidden, weight, (seed, position, step), mask_id, ranks, tile)
+    require("count", count, (1,), jnp.int32)
+    _require(hidden, weight, (seed, position, step), mask_id, ranks, tile)
     rows, vocab, kept = hidden.shape[0], weight.shape[0], max(ranks, 2)
     hidden, weight = pad(pad(hidden, 0, ROWS), 1, tile.depth), pad(pad(weight, 0, 8), 1, tile.depth)
     noise = () if temperature is None else (*(pad(x, 0, ROWS) for x in (seed, position, step)), jnp.reshape(temperature, 1))
@@ -91,13 +91,13 @@ def head(
     return _merge(*parts, count, rows, vocab, mask_id, ranks, tile.share, shares)
 
 
-def _check(hidden, weight, names, mask_id: int, ranks: int, tile: Tile) -> None:
-    check_main("hidden", hidden, "rows dim")
-    check_main("weight", weight, "vocab dim")
+def _require(hidden, weight, names, mask_id: int, ranks: int, tile: Tile) -> None:
+    require_main("hidden", hidden, "rows dim")
+    require_main("weight", weight, "vocab dim")
     (rows, dim), vocab = hidden.shape, weight.shape[0]
-    check("weight", weight, (vocab, dim), hidden.dtype)
+    require("weight", weight, (vocab, dim), hidden.dtype)
     for name, x in zip(("seed", "position", "step"), names, strict=True):
-        check(name, x, (rows,), jnp.int32)
+        require(name, x, (rows,), jnp.int32)
     if tile.columns % tile.share or tile.share % 8 or tile.depth % 64 or tile.stages < 2:
         raise ValueError(f"{tile=} must have columns a multiple of share, share of 8, depth of 64, and at least 2 stages")
     if not 0 <= mask_id < vocab:

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.arguments import check, check_main
+from kernels_pallas.arguments import require, require_main
 from kernels_pallas.launch import SWIZZLED, THREAD, launch
 from kernels_pallas.tiles import DEPTH, LOADED, MOST_STAGES, ROWS, Tile, pair_tile, product_tile, weight_rows
 
@@ -38,7 +38,7 @@ def linear(
 
     Columns of x beyond the weight's are padding, and not read.
     """
-    _check(x, weight, count, parts=1)
+    _require(x, weight, count, parts=1)
     tile = tile or product_tile(*weight.shape, x.shape[0])
     return _product("linear", x, weight, count, tile)
 
@@ -48,7 +48,7 @@ def silu_pair(
     x: Float[Array, "rows width"], weight: Float[Array, "two_hidden in"], count: Int[Array, "1"], tile: Tile | None = None
 ) -> Float[Array, "rows hidden"]:
     """silu(gate) * up of x @ weight.T (gate rows first), for the first `count` rows; other rows are unspecified."""
-    _check(x, weight, count, parts=2)
+    _require(x, weight, count, parts=2)
     tile = tile or pair_tile(weight.shape[0] // 2, x.shape[0])
     return _product("silu_pair", x, weight, count, tile, _gated)[0]
 
@@ -58,11 +58,11 @@ def _gated(gate: Array, up: Array) -> Array:
     return (wide / (1 + jnp.exp(-wide))).astype(up.dtype) * up
 
 
-def _check(x: Array, weight: Array, count: Array, parts: int) -> None:
-    check_main("x", x, "rows width")
+def _require(x: Array, weight: Array, count: Array, parts: int) -> None:
+    require_main("x", x, "rows width")
     rows, depth = x.shape[0], weight.shape[-1]
-    check("weight", weight, (weight.shape[0], min(depth, x.shape[1])), x.dtype)
-    check("count", count, (1,), jnp.int32)
+    require("weight", weight, (weight.shape[0], min(depth, x.shape[1])), x.dtype)
+    require("count", count, (1,), jnp.int32)
     if depth % DEPTH or weight.shape[0] % (8 * parts) or rows % 8:
         wanted = f"in a multiple of {DEPTH}, out of {8 * parts}, rows of 8"
         raise NotImplementedError(f"x {list(x.shape)} @ weight {list(weight.shape)}.T is not supported; the kernel needs {wanted}")

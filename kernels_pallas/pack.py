@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.arguments import check, check_main
+from kernels_pallas.arguments import require, require_main
 from kernels_pallas.launch import LANES, launch
 from kernels_pallas.rows import Norm
 
@@ -28,13 +28,13 @@ def pack(
     source's place in the packed order. Packed rows from `count` on are unspecified, and so are slots and sources of rows that are not
     there or have nothing flagged.
     """
-    check_main("x", x, "rows width")
+    require_main("x", x, "rows width")
     rows, width = x.shape
     branches = parent.shape[0]
-    check("flags", flags, (-(-rows // LANES) * LANES,), jnp.int32)
-    check("parent", parent, (branches,), jnp.int32)
-    check("here", here, (1,), jnp.int32)
-    check("weight", norm.weight, (width,), x.dtype)
+    require("flags", flags, (-(-rows // LANES) * LANES,), jnp.int32)
+    require("parent", parent, (branches,), jnp.int32)
+    require("here", here, (1,), jnp.int32)
+    require("weight", norm.weight, (width,), x.dtype)
     if rows % branches:
         raise ValueError(f"{rows=} must be branch {branches} x block")
     block = rows // branches

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.arguments import HALF, check
+from kernels_pallas.arguments import HALF, require
 from kernels_pallas.launch import launch
 
 HEADS_MULTIPLE = 4
@@ -53,7 +53,7 @@ def attention_inputs(
         raise NotImplementedError(f"{dtype=} is not supported; the Pallas kernels take bfloat16 and float16")
     if columns % (HEADS_MULTIPLE * head_dim) or every < heads + 2 * kv_heads:
         raise ValueError(f"sums have {columns} columns; {heads=} + 2 x {kv_heads=} need a multiple of {HEADS_MULTIPLE} heads of {head_dim}")
-    check("sums", sums, (splits, capacity, columns), jnp.float32)
+    require("sums", sums, (splits, capacity, columns), jnp.float32)
     given = {
         "sums": (sums, (splits, capacity, columns), (splits, capacity, every, 2, half)),
         "slot": (slot, (rows,), (rows,)),
@@ -67,7 +67,9 @@ def attention_inputs(
     }
     given = {name: each for name, each in given.items() if each[0] is not None}
     for name, (array, shape, _) in given.items():
-        check(name, array, shape, jnp.int32 if name in ("slot", "here") else dtype if name in ("bias", "q_norm", "k_norm") else jnp.float32)
+        require(
+            name, array, shape, jnp.int32 if name in ("slot", "here") else dtype if name in ("bias", "q_norm", "k_norm") else jnp.float32
+        )
     layout = plgpu.Layout.TILED(plgpu.Tiling(((HEADS_MULTIPLE, half), (half // 32,))), (-3,), (-2,), -1)
     shape = (every, half)
 

@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.arguments import check, check_main
+from kernels_pallas.arguments import require, require_main
 from kernels_pallas.launch import LANES, launch
 
 NEVER, GATED, ALWAYS = range(3)
@@ -61,8 +61,8 @@ class Norm:
 @jax.jit
 def norm(x: Float[Array, "rows width"], norm: Norm) -> Float[Array, "rows width"]:
     """Every row normed."""
-    _check(x)
-    check("weight", norm.weight, x.shape[1:], x.dtype)
+    _require(x)
+    require("weight", norm.weight, x.shape[1:], x.dtype)
 
     def body(x_ref: Any, weight_ref: Any, out_ref: Any) -> None:
         row = lax.axis_index("row")
@@ -80,8 +80,8 @@ def advance_norm(
     norm: Norm,
 ) -> tuple[Float[Array, "rows width"], Float[Array, "rows width"]]:
     """The residual stream with the sums at each row's `slot` (None: its own) added, and that normed. From row `here` on: unspecified."""
-    _check_sums(x, sums, slot, here)
-    check("weight", norm.weight, x.shape[1:], x.dtype)
+    _require_sums(x, sums, slot, here)
+    require("weight", norm.weight, x.shape[1:], x.dtype)
     slots = () if slot is None else (slot,)
 
     def body(x_ref: Any, sums_ref: Any, here_ref: Any, weight_ref: Any, *refs: Any) -> None:
@@ -116,11 +116,11 @@ def gate(
     `here` on are not there: unspecified, their flags 0, with which flags are padded to a multiple of 128. `sums` None: nothing to add,
     as at the first layer.
     """
-    _check_sums(x, sums, slot, here)
+    _require_sums(x, sums, slot, here)
     rows = x.shape[0]
     for name, array in (("reference", reference), ("need", need)):
-        check(name, array, (rows,), jnp.int32)
-    check("tau", tau, (1,), jnp.float32)
+        require(name, array, (rows,), jnp.int32)
+    require("tau", tau, (1,), jnp.float32)
     given = {"x": x, "sums": sums, "slot": slot, "reference": reference, "need": need, "here": here, "tau": tau}
     names = [name for name, array in given.items() if array is not None]
 
@@ -154,18 +154,18 @@ def gate(
     return (x if sums is None else found[0]), found[-1]
 
 
-def _check_sums(x: Array, sums: Array | None, slot: Array | None, here: Array) -> None:
-    _check(x)
-    check("here", here, (1,), jnp.int32)
+def _require_sums(x: Array, sums: Array | None, slot: Array | None, here: Array) -> None:
+    _require(x)
+    require("here", here, (1,), jnp.int32)
     if sums is not None:
-        check("sums", sums, (*sums.shape[:2], x.shape[1]), jnp.float32)
+        require("sums", sums, (*sums.shape[:2], x.shape[1]), jnp.float32)
         if slot is None and sums.shape[1] != x.shape[0]:
             raise ValueError(f"sums of {sums.shape[1]} rows need a slot for each of the {x.shape[0]} rows")
     if slot is not None:
-        check("slot", slot, x.shape[:1], jnp.int32)
+        require("slot", slot, x.shape[:1], jnp.int32)
 
 
-def _check(x: Array) -> None:
-    check_main("x", x, "rows width")
+def _require(x: Array) -> None:
+    require_main("x", x, "rows width")
     if x.shape[1] % LANES:
         raise NotImplementedError(f"x has {x.shape[1]} columns; the kernels take multiples of {LANES}")

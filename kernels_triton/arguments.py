@@ -9,7 +9,7 @@ CAPABILITY = (8, 0)
 """Ampere: the first with bf16 matrix units."""
 
 
-def check_device(device: torch.device) -> None:
+def require_device(device: torch.device) -> None:
     """NotImplementedError where the kernels cannot run; ValueError for a GPU that is not the current one."""
     if INTERPRET.value:
         return
@@ -22,11 +22,11 @@ def check_device(device: torch.device) -> None:
         raise ValueError(f"tensors on {device} need that GPU to be the current one, not cuda:{torch.cuda.current_device()}")
 
 
-def check_main(name: str, tensor: torch.Tensor, axes: str) -> None:
+def require_main(name: str, tensor: torch.Tensor, axes: str) -> None:
     """The tensor whose dtype, device and shape the other arguments must fit: floating point with the named axes, none of them empty."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name} must be a tensor [{axes}], not {type(tensor).__name__}")
-    check_device(tensor.device)
+    require_device(tensor.device)
     if tensor.dtype not in FLOATS:
         raise NotImplementedError(f"{name} has dtype {tensor.dtype}; the kernels take {', '.join(map(str, FLOATS))}")
     if tensor.ndim != len(axes.split()) or 0 in tensor.shape:
@@ -35,7 +35,7 @@ def check_main(name: str, tensor: torch.Tensor, axes: str) -> None:
         raise ValueError(f"{name} must be contiguous, not of strides {tensor.stride()}")
 
 
-def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+def require(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """A contiguous tensor of exactly this shape, dtype and device."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name} must be a tensor {list(shape)}, not {type(tensor).__name__}")
@@ -46,14 +46,14 @@ def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.
         raise ValueError(f"{name} must be contiguous, not of strides {tensor.stride()}")
 
 
-def check_packed(packed: tuple[torch.Tensor, torch.Tensor], rows: int, device: torch.device) -> None:
+def require_packed(packed: tuple[torch.Tensor, torch.Tensor], rows: int, device: torch.device) -> None:
     """A row list and its count, as `pack` returns them."""
     index, count = packed
-    check("packed index", index, (rows,), torch.int32, device)
-    check("packed count", count, (), torch.int32, device)
+    require("packed index", index, (rows,), torch.int32, device)
+    require("packed count", count, (), torch.int32, device)
 
 
-def check_head_dim(head_dim: int) -> None:
+def require_head_dim(head_dim: int) -> None:
     """Rotary embedding turns pairs, and a head is one tile."""
     if head_dim % 2 or not 2 <= head_dim <= 256:
         raise NotImplementedError(f"{head_dim=} is not supported; the kernels take even ones up to 256")

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.arguments import check, check_head_dim, check_main
+from kernels_triton.arguments import require, require_head_dim, require_main
 from kernels_triton.numerics import dot, narrow
 from kernels_triton.tiles import padded
 
@@ -35,23 +35,23 @@ def branch_attention(
     block]; `k_prefix`, `v_prefix` [batch, capacity, kv_heads, head_dim], any strides but the last, of which the first `prefix` (int32
     [batch]) count; `causal` bool [batch]: inside the block; `context` int32 [batch, branch]: the branch whose block comes before, or -1.
     """
-    check_main("q", q, "batch branch block heads head_dim")
-    check_main("k", k, "batch branch block kv_heads head_dim")
+    require_main("q", q, "batch branch block heads head_dim")
+    require_main("k", k, "batch branch block kv_heads head_dim")
     batch, branches, block, heads, head_dim = q.shape
     kv_heads, device = k.shape[3], q.device
-    check_head_dim(head_dim)
+    require_head_dim(head_dim)
     if heads % kv_heads:
         raise ValueError(f"{kv_heads=} must divide {heads=}")
     if block > LONGEST_BLOCK:
         raise NotImplementedError(f"{block=} positions are not supported; the kernel takes up to {LONGEST_BLOCK}")
     for name, tensor in (("k", k), ("v", v)):
-        check(name, tensor, (batch, branches, block, kv_heads, head_dim), q.dtype, device)
-    check("source", source, (batch, branches, block), torch.int32, device)
-    _check_prefix(k_prefix, v_prefix, q, kv_heads)
-    check("prefix", prefix, (batch,), torch.int32, device)
-    check("causal", causal, (batch,), torch.bool, device)
+        require(name, tensor, (batch, branches, block, kv_heads, head_dim), q.dtype, device)
+    require("source", source, (batch, branches, block), torch.int32, device)
+    _require_prefix(k_prefix, v_prefix, q, kv_heads)
+    require("prefix", prefix, (batch,), torch.int32, device)
+    require("causal", causal, (batch,), torch.bool, device)
     if context is not None:
-        check("context", context, (batch, branches), torch.int32, device)
+        require("context", context, (batch, branches), torch.int32, device)
     rows, group = branches * block, heads // kv_heads
     top, total = (torch.empty(batch, rows, heads, dtype=torch.float32, device=device) for _ in range(2))
     out = torch.empty(batch, rows, heads, head_dim, dtype=torch.float32, device=device)
@@ -77,7 +77,7 @@ def branch_attention(
     return o
 
 
-def _check_prefix(k_prefix: torch.Tensor, v_prefix: torch.Tensor, q: torch.Tensor, kv_heads: int) -> None:
+def _require_prefix(k_prefix: torch.Tensor, v_prefix: torch.Tensor, q: torch.Tensor, kv_heads: int) -> None:
     for name, tensor in (("k_prefix", k_prefix), ("v_prefix", v_prefix)):
         fits = tensor.ndim == 4 and tensor.shape[0] == q.shape[0] and tensor.shape[2:] == (kv_heads, q.shape[-1])
         if not fits or tensor.shape != k_prefix.shape or tensor.dtype != q.dtype or tensor.device != q.device:

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.arguments import check, check_main
+from kernels_triton.arguments import require, require_main
 from kernels_triton.tiles import padded
 
 BRANCH_TILE, DEPTH = 8, 512
@@ -28,11 +28,11 @@ def gate(
     `force_revealed`, if `revealed`. `x` [batch, branch, block, dim]; `parent` int32 [batch, branch], parents before children;
     `revealed` bool [batch, branch, block]; `valid` bool [batch, branch].
     """
-    check_main("x", x, "batch branch block dim")
+    require_main("x", x, "batch branch block dim")
     batch, branches, block, dim = x.shape
-    check("parent", parent, (batch, branches), torch.int32, x.device)
-    check("revealed", revealed, (batch, branches, block), torch.bool, x.device)
-    check("valid", valid, (batch, branches), torch.bool, x.device)
+    require("parent", parent, (batch, branches), torch.int32, x.device)
+    require("revealed", revealed, (batch, branches, block), torch.bool, x.device)
+    require("valid", valid, (batch, branches), torch.bool, x.device)
     if reference not in ("parent", "source"):
         raise ValueError(f"{reference=} must be 'parent' or 'source'")
     if not tau >= 0:

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.arguments import check, check_main
+from kernels_triton.arguments import require, require_main
 from kernels_triton.noise import gumbel
 from kernels_triton.numerics import dot, load_weight
 from kernels_triton.tiles import padded, product_tile
@@ -29,12 +29,12 @@ def head(
     MASK is never a candidate, but counts in the log-odds; ties go to the lowest id. `hidden` [rows, dim], `weight` [vocab, dim];
     `seed`, `position`, `step` int32 [rows] name the noise (Threefry-2x32).
     """
-    check_main("hidden", hidden, "rows dim")
-    check_main("weight", weight, "vocab dim")
+    require_main("hidden", hidden, "rows dim")
+    require_main("weight", weight, "vocab dim")
     (rows, dim), vocab, device = hidden.shape, weight.shape[0], hidden.device
-    check("weight", weight, (vocab, dim), hidden.dtype, device)
+    require("weight", weight, (vocab, dim), hidden.dtype, device)
     for name, tensor in (("seed", seed), ("position", position), ("step", step)):
-        check(name, tensor, (rows,), torch.int32, device)
+        require(name, tensor, (rows,), torch.int32, device)
     if not 0 <= mask_id < vocab:
         raise ValueError(f"{mask_id=} must lie inside the vocabulary of {vocab}")
     if not 1 <= ranks < vocab:

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.arguments import check, check_main
+from kernels_triton.arguments import require, require_main
 from kernels_triton.numerics import narrow
 
 DEPTH = 1024
@@ -12,9 +12,9 @@ DEPTH = 1024
 
 def add_inherited(x: torch.Tensor, update: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """x[b, n, i] + update[b, source[b, n, i], i]; `x`, `update` [batch, branch, block, dim], `source` int32 [batch, branch, block]."""
-    check_main("x", x, "batch branch block dim")
-    check("update", update, tuple(x.shape), x.dtype, x.device)
-    check("source", source, tuple(x.shape[:3]), torch.int32, x.device)
+    require_main("x", x, "batch branch block dim")
+    require("update", update, tuple(x.shape), x.dtype, x.device)
+    require("source", source, tuple(x.shape[:3]), torch.int32, x.device)
     batch, branches, block, dim = x.shape
     out = torch.empty_like(x)
     _add_inherited[batch * branches * block, triton.cdiv(dim, DEPTH)](

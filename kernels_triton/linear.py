@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.arguments import check, check_main, check_packed
+from kernels_triton.arguments import require, require_main, require_packed
 from kernels_triton.numerics import dot, load_weight, narrow
 from kernels_triton.tiles import product_tile
 
@@ -16,15 +16,15 @@ def packed_linear(
 
     `x` [batch, branch, block, in], `packed` as `pack` returns it, `weight` [out, in], `residual` like the result.
     """
-    check_main("x", x, "batch branch block in")
-    check_main("weight", weight, "out in")
+    require_main("x", x, "batch branch block in")
+    require_main("weight", weight, "out in")
     columns, dim = weight.shape
     rows = x.numel() // x.shape[-1]
-    check("weight", weight, (columns, x.shape[-1]), x.dtype, x.device)
-    check_packed(packed, rows, x.device)
+    require("weight", weight, (columns, x.shape[-1]), x.dtype, x.device)
+    require_packed(packed, rows, x.device)
     y = torch.empty(*x.shape[:-1], columns, dtype=x.dtype, device=x.device)
     if residual is not None:
-        check("residual", residual, tuple(y.shape), x.dtype, x.device)
+        require("residual", residual, tuple(y.shape), x.dtype, x.device)
     tile = product_tile(columns, x.dtype)
     _linear[triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)](
         *(x, *packed, weight, residual, y, dim, columns),

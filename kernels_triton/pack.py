@@ -4,15 +4,15 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.arguments import check, check_device
+from kernels_triton.arguments import require, require_device
 
 TILE = 1024
 
 
 def pack(computed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`index` int32 [rows], the computed rows first and the number of rows as filler; `count` int32 []. `computed`: bool, any shape."""
-    check_device(computed.device)
-    check("computed", computed, tuple(computed.shape), torch.bool, computed.device)
+    require_device(computed.device)
+    require("computed", computed, tuple(computed.shape), torch.bool, computed.device)
     rows = computed.numel()
     if not rows:
         raise ValueError(f"computed must have at least one row, not shape {list(computed.shape)}")

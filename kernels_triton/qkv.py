@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.arguments import check, check_head_dim, check_main, check_packed
+from kernels_triton.arguments import require, require_head_dim, require_main, require_packed
 from kernels_triton.numerics import dot, inverse_rms, load_normed, load_weight, narrow
 from kernels_triton.tiles import padded, product_tile
 
@@ -33,26 +33,26 @@ def packed_qkv(
     like its rows, `q_norm`, `k_norm` [head_dim], `positions` int32 [batch, branch, block], `inv_freq` fp32 [head_dim / 2]. Queries are
     multiplied by 1 + query_scale_beta ln(1 + position // query_scale_length).
     """
-    check_main("x", x, "batch branch block dim")
+    require_main("x", x, "batch branch block dim")
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"{heads=} must be a multiple of {kv_heads=}, both at least 1")
     if query_scale_length < 1:
         raise ValueError(f"{query_scale_length=} must be at least 1")
     dim, head_dim, rows = x.shape[-1], 2 * inv_freq.numel(), x.numel() // x.shape[-1]
-    check_head_dim(head_dim)
+    require_head_dim(head_dim)
     columns = (heads + 2 * kv_heads) * head_dim
-    check("norm", norm, (dim,), x.dtype, x.device)
-    check("weight", weight, (columns, dim), x.dtype, x.device)
-    check("positions", positions, tuple(x.shape[:-1]), torch.int32, x.device)
-    check("inv_freq", inv_freq, (head_dim // 2,), torch.float32, x.device)
-    check_packed(packed, rows, x.device)
+    require("norm", norm, (dim,), x.dtype, x.device)
+    require("weight", weight, (columns, dim), x.dtype, x.device)
+    require("positions", positions, tuple(x.shape[:-1]), torch.int32, x.device)
+    require("inv_freq", inv_freq, (head_dim // 2,), torch.float32, x.device)
+    require_packed(packed, rows, x.device)
     if bias is not None:
-        check("bias", bias, (columns,), x.dtype, x.device)
+        require("bias", bias, (columns,), x.dtype, x.device)
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm must both be given or both be None")
     if q_norm is not None and k_norm is not None:
-        check("q_norm", q_norm, (head_dim,), x.dtype, x.device)
-        check("k_norm", k_norm, (head_dim,), x.dtype, x.device)
+        require("q_norm", q_norm, (head_dim,), x.dtype, x.device)
+        require("k_norm", k_norm, (head_dim,), x.dtype, x.device)
     q, k, v = (torch.empty(*x.shape[:-1], n, head_dim, dtype=x.dtype, device=x.device) for n in (heads, kv_heads, kv_heads))
     tile = product_tile(columns, x.dtype)
     _qkv[triton.cdiv(rows, tile.rows), heads + 2 * kv_heads](

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_triton.arguments import check, check_main, check_packed
+from kernels_triton.arguments import require, require_main, require_packed
 from kernels_triton.numerics import dot, inverse_rms, load_normed, load_weight, narrow
 from kernels_triton.tiles import product_tile
 
@@ -16,14 +16,14 @@ def packed_silu_pair(
 
     `x` [batch, branch, block, dim], `packed` as `pack` returns it, `norm` [dim], `weight` [2 * hidden, dim] with the gate's rows first.
     """
-    check_main("x", x, "batch branch block dim")
-    check_main("weight", weight, "two_hidden dim")
+    require_main("x", x, "batch branch block dim")
+    require_main("weight", weight, "two_hidden dim")
     if weight.shape[0] % 2:
         raise ValueError(f"weight must have an even number of rows, the gate's and as many behind them, not {weight.shape[0]}")
     dim, hidden, rows = x.shape[-1], weight.shape[0] // 2, x.numel() // x.shape[-1]
-    check("norm", norm, (dim,), x.dtype, x.device)
-    check("weight", weight, (2 * hidden, dim), x.dtype, x.device)
-    check_packed(packed, rows, x.device)
+    require("norm", norm, (dim,), x.dtype, x.device)
+    require("weight", weight, (2 * hidden, dim), x.dtype, x.device)
+    require_packed(packed, rows, x.device)
     h = torch.empty(*x.shape[:-1], hidden, dtype=x.dtype, device=x.device)
     tile = product_tile(hidden, x.dtype)
     width = max(tile.columns // 2, 32)  # two accumulators

@@ -103,7 +103,7 @@ class ModelConfig:
     """One transformer; a family is a row of switches (`families.py` reads them from a checkpoint's `config.json`).
 
     `block_origin`: "absolute" (blocks are cut at multiples of `block_size`) or "prompt" (at the prompt's end).
-    `shift`: position i is predicted by the row of i - 1. `seed`: a block's first token is drawn from the last row of the commit.
+    `shift`: position i is predicted by the row of i - 1. `draws_first_token`: a block's first token is drawn from the commit's last row.
     `commit`: attention inside a block when it is committed. `strict`: the reveal test is `>` rather than `>=`.
     `stop_rule`: "reveal" (tested after each reveal, then the row ends), "reveal_commit" (the same, but a commit follows),
     "commit" (tested when a block has been committed).
@@ -116,7 +116,7 @@ class ModelConfig:
     heads: Size = _static()
     kv_heads: Size = _static()
     head_dim: Size = _static()
-    hidden: Size = _static()
+    ffn_dim: Size = _static()
     norm_eps: float = _static()
     inv_freq: tuple[float, ...] = _static()
     tied: bool = _static()
@@ -132,7 +132,7 @@ class ModelConfig:
     query_scale_length: Size = _static(default=1)
     block_origin: Literal["absolute", "prompt"] = _static(default="absolute")
     shift: bool = _static(default=False)
-    seed: bool = _static(default=False)
+    draws_first_token: bool = _static(default=False)
     commit: Literal["block", "causal"] = _static(default="block")
     strict: bool = _static(default=True)
     stop_rule: Literal["reveal", "reveal_commit", "commit"] = _static(default="reveal")
@@ -194,7 +194,7 @@ class DecodeConfig:
         return _is_zero(self.temperature)
 
     @property
-    def heat(self) -> Float[Array, ""] | None:
+    def sampling_temperature(self) -> Float[Array, ""] | None:
         """The temperature for programs to compute with, fp32, or None when `greedy`."""
         return None if self.greedy else jnp.asarray(self.temperature, jnp.float32)
 
@@ -212,7 +212,7 @@ class DecodeConfig:
             raise ValueError(f"steps={self.steps} must be at most block_size={block}")
         return sub_block
 
-    def stops(self, model: ModelConfig) -> tuple[int, ...]:
+    def stop_tokens(self, model: ModelConfig) -> tuple[int, ...]:
         """The ids that end a row."""
         return model.stop_ids if self.stop_ids is None else self.stop_ids
 

@@ -23,10 +23,10 @@ def conform(config: Any, skip: Collection[str] = ()) -> None:
     """Checks the fields of a frozen dataclass, except `skip`, and stores each in the type that its annotation names."""
     for name, hint in _hints(type(config)).items():
         if name not in skip:
-            object.__setattr__(config, name, checked(name, getattr(config, name), hint))
+            object.__setattr__(config, name, conforming(name, getattr(config, name), hint))
 
 
-def checked(name: str, value: Any, hint: Any) -> Any:
+def conforming(name: str, value: Any, hint: Any) -> Any:
     """`value` in the type of an annotation; NumPy's scalars become Python's.
 
     Known are bool, str, classes, Any, Literal, int and float within limits, `tuple[T, ...]`, `list[T]`, `dict[str, T]` and `T | None`. A
@@ -36,17 +36,17 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     if hint is Any:
         return value
     if kind in (Union, UnionType):
-        return None if value is None else checked(name, value, parts[0])
+        return None if value is None else conforming(name, value, parts[0])
     if isinstance(value, np.generic):  # a float32's own digits: 0.9, not 0.8999999762
-        return checked(name, float(str(value)) if value.dtype.kind == "f" else value.item(), hint)
+        return conforming(name, float(str(value)) if value.dtype.kind == "f" else value.item(), hint)
     base, *limits = parts if kind is Annotated else (kind or hint,)
     fits, rule = _judge(value, base, parts if base is Literal else limits)
     if not fits:
         raise ValueError(f"{name}={show(value)} must be {rule}")
     if base in (tuple, list):
-        return base(checked(f"{name}[{n}]", item, parts[0]) for n, item in enumerate(value))
+        return base(conforming(f"{name}[{n}]", item, parts[0]) for n, item in enumerate(value))
     if base is dict:
-        return {key: checked(f"{name}[{key!r}]", item, parts[1]) for key, item in value.items()}
+        return {key: conforming(f"{name}[{key!r}]", item, parts[1]) for key, item in value.items()}
     return float(value) if base is float else value
 
 

@@ -18,7 +18,7 @@ def start(main: Callable[[], int | None], own: flags.FlagValues) -> None:
         print(program.__doc__, own.get_help(include_special_flags=False), sep="\n")
         return
 
-    def checked(argv: Sequence[str]) -> int | None:
+    def guarded(argv: Sequence[str]) -> int | None:
         try:
             if argv[1:]:
                 raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
@@ -42,7 +42,7 @@ def start(main: Callable[[], int | None], own: flags.FlagValues) -> None:
 
     flags.FLAGS.append_flag_values(own)
     own.mark_as_parsed()
-    app.run(checked, flags_parser=parse)
+    app.run(guarded, flags_parser=parse)
 
 
 def some_of(name: str, values: Sequence[str], known: Collection[str]) -> None:

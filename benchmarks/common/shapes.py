@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
-    hidden: int
+    ffn_dim: int
     vocab: int
 
 
@@ -70,7 +70,7 @@ def embed(params: Params, model: ModelConfig, shape: Shape, dtype: Any) -> tuple
     """
     if model.qk_norm:
         raise NotImplementedError("a model with q/k norm cannot be padded in head_dim; embed one without")
-    _check(model, shape)
+    _require_room(model, shape)
     large = replace(
         model, tied=False, norm_eps=model.norm_eps * model.dim / shape.dim, inv_freq=_frequencies(model, shape), **shape._asdict()
     )
@@ -83,7 +83,7 @@ def embed(params: Params, model: ModelConfig, shape: Shape, dtype: Any) -> tuple
         return zeros(name).at[where].set(x.astype(dtype))
 
     def pad_layer(layer: Params) -> Params:
-        inside, hidden = slice(model.dim), model.hidden
+        inside, hidden = slice(model.dim), model.ffn_dim
         gate, up = layer["gate_up"][:hidden], layer["gate_up"][hidden:]
         out = {
             "attn_norm": padded("attn_norm", layer["attn_norm"] * shrink, inside),
@@ -91,7 +91,7 @@ def embed(params: Params, model: ModelConfig, shape: Shape, dtype: Any) -> tuple
             "o": padded("o", layer["o"], inside, places.query),
             "ffn_norm": padded("ffn_norm", layer["ffn_norm"] * shrink, inside),
             "gate_up": padded("gate_up", gate, slice(hidden), inside)
-            .at[large.hidden : large.hidden + hidden, inside]
+            .at[large.ffn_dim : large.ffn_dim + hidden, inside]
             .set(up.astype(dtype)),
             "down": padded("down", layer["down"], inside, slice(hidden)),
         }
@@ -109,7 +109,7 @@ def embed(params: Params, model: ModelConfig, shape: Shape, dtype: Any) -> tuple
     return large, {"embed": table, "layers": layers, "norm": norm, "head": head}
 
 
-def _check(model: ModelConfig, shape: Shape) -> None:
+def _require_room(model: ModelConfig, shape: Shape) -> None:
     small = [f"{name}={size} below {getattr(model, name)}" for name, size in shape._asdict().items() if size < getattr(model, name)]
     if small:
         raise ValueError(f"the shape must hold the model, but has {', '.join(small)}")

@@ -58,9 +58,9 @@ class Case(NamedTuple):
             case "o" | "gate" | "advance_norm":
                 return s.heads * s.head_dim, s.dim
             case "down":
-                return s.hidden, s.dim
+                return s.ffn_dim, s.dim
             case "gate_up" | "norm_gate_up":
-                return s.dim, 2 * s.hidden
+                return s.dim, 2 * s.ffn_dim
             case "head":
                 return s.dim, s.vocab
             case _:

@@ -161,7 +161,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
     return out
 
 
-def check_device() -> None:
+def require_device() -> None:
     """Raises UsageError for implementations that cannot run here."""
     if "pallas" in FLAGS.impls:
         refuse_without_hopper("--impls=pallas")
@@ -173,7 +173,7 @@ def main() -> int:
     """Measures what the flags say; 1 if an operation was refused or failed."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
     wanted, console = list(cases()), Console(width=180)
-    check_device()
+    require_device()
     timing = {name: FLAGS[name].value for name in ("repetitions", "links", "rotate_mb", "copies")}
     file = ResultsFile.named(FLAGS.out, "ops", environment(FLAGS.commit, with_torch=True), timing=timing, method=METHOD)
     results = file.change(lambda found: [result for result in found if "failed" not in result["measured"]])

@@ -73,7 +73,7 @@ class Case:
 def sizes(s: Shape, op: str) -> tuple[int, int]:
     """Columns and depth of a product's weight."""
     wide = (s.heads + 2 * s.kv_heads) * s.head_dim
-    return {"qkv": (wide, s.dim), "o": (s.dim, s.heads * s.head_dim), "gate_up": (2 * s.hidden, s.dim), "down": (s.dim, s.hidden)}[op]
+    return {"qkv": (wide, s.dim), "o": (s.dim, s.heads * s.head_dim), "gate_up": (2 * s.ffn_dim, s.dim), "down": (s.dim, s.ffn_dim)}[op]
 
 
 def candidates(case: Case) -> list[Tile]:

@@ -17,17 +17,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from absl import app, flags
-from specfold_jax.running.summary import Run, same_tokens
 
 from benchmarks.common.command import as_usage, refuse_without_hopper, start
 from benchmarks.common.environment import environment
 from benchmarks.common.results_file import ResultsFile
 from specfold_jax.calibration.calibrate import choose
-from specfold_jax.calibration.records import watch
+from specfold_jax.calibration.records import record
 from specfold_jax.config import IMPLEMENTATIONS, DecodeConfig, FoldConfig
 from specfold_jax.evaluation.agreement import differences
 from specfold_jax.models.checkpoint import load
 from specfold_jax.running.batch import pad, run_all
+from specfold_jax.running.summary import Run, same_tokens
 from specfold_jax.text.problems import packaged_problems
 from specfold_jax.text.tokens import encode, load_tokenizer
 
@@ -103,7 +103,7 @@ def main() -> None:
         if not graphs:
             reach = base.block(model) // base.window(model)
             prompts, lengths = map(jnp.asarray, watched)
-            records = watch(params, prompts, lengths, model, dataclasses.replace(base, impl="xla"), reach=reach)
+            records = record(params, prompts, lengths, model, dataclasses.replace(base, impl="xla"), reach=reach)
             graphs = {source: choose(records, model, base, FLAGS.drafts, source, reach=reach, name="tiny") for source in FLAGS.source}
         for batch, temperature, methods in groups:
             decode = dataclasses.replace(base, temperature=temperature)

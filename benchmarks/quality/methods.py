@@ -17,20 +17,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from specfold_jax.running.summary import Run, same_tokens, summarise
 
 from benchmarks.common.command import as_usage, start
 from benchmarks.common.environment import environment
 from benchmarks.common.results_file import ResultsFile
 from benchmarks.quality.grid import PRESETS, Group, Setting, Shared
 from specfold_jax.calibration.calibrate import choose
-from specfold_jax.calibration.records import Records, watch
+from specfold_jax.calibration.records import Records, record
 from specfold_jax.config import FoldConfig, ModelConfig
 from specfold_jax.diffusion.draft import distinct, every_draft
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.evaluation.intervals import wilson
 from specfold_jax.models.checkpoint import load, resolve_folder
 from specfold_jax.running.batch import pad, run_all
+from specfold_jax.running.summary import Run, same_tokens, summarise
 from specfold_jax.text.problems import is_correct, packaged_problems
 
 Score = Callable[[int, list[int]], bool]
@@ -148,7 +148,7 @@ def run_group(
                 continue
             if records is None:
                 prompts, lengths = map(jnp.asarray, pad(it.calibration))
-                records = watch(it.params, prompts, lengths, it.model, decode, reach=reach)
+                records = record(it.params, prompts, lengths, it.model, decode, reach=reach)
             source, drafts, name = setting.source or "union", setting.drafts or 1, it.name
             if (source, drafts) not in graphs:
                 graphs[source, drafts] = choose(records, it.model, decode, drafts, source, reach=reach, name=name)

@@ -54,7 +54,7 @@ from benchmarks.speed.timing import Side, at_prefix, decode_all, largest, span, 
 from benchmarks.speed.timing_jax import How, JaxSide, compile_programs
 from benchmarks.speed.timing_torch import TorchSide
 from specfold_jax.calibration.calibrate import choose
-from specfold_jax.calibration.records import watch
+from specfold_jax.calibration.records import record
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.models.checkpoint import load, read_model, resolve_folder
@@ -107,7 +107,7 @@ def draft_graph(path: Path, ids: Ids, decode: DecodeConfig, drafts: int) -> Draf
     reach = decode.block(model) // decode.window(model)
     with jax.default_matmul_precision("highest"):
         prompts, lengths = map(jnp.asarray, pad(ids))
-        records = watch(params, prompts, lengths, model, decode, reach=reach)
+        records = record(params, prompts, lengths, model, decode, reach=reach)
         graph = choose(records, model, decode, drafts, "confidence", reach=reach, name="tiny")
     graph.save(path)
     return graph
@@ -213,7 +213,7 @@ def compare(result: Result, results: Sequence[Result]) -> None:
     measured["broken"] = measured["identical"] < len(vanilla) and s["method"] == "spiffy" and s["impl"] in ("pallas", "triton")
 
 
-def check_flags() -> None:
+def require_sane_flags() -> None:
     """Raises UsageError for shapes and implementations that are unknown or cannot run here."""
     some_of("shapes", _SHAPES.value, SHAPES)
     some_of("impls", _IMPLS.value, IMPLS)
@@ -276,7 +276,7 @@ def run(file: ResultsFile, ids: Ids, graphs: Graphs, say: Callable[[str], None])
 def main() -> int:
     """Measures what the flags say."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when JAX first looks for devices, which nothing has done yet
-    check_flags()
+    require_sane_flags()
     console, begun = Console(width=240), time.monotonic()
     named = partial(ResultsFile.named, str(_OUT.value), "decode", environment(_COMMIT.value, with_torch=True), model=MODEL)
     out = named().path  # refused before a graph is chosen

@@ -140,7 +140,7 @@ def ratio_table(results: Sequence[Result]) -> Table:
     return out
 
 
-def check_ratios(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+def ratios_of_checks(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
     """Of each folded check of `benchmarks.speed.checks` with tau above 0: its time over those of the case unfolded, and of vanilla."""
     times = {str(result["setting"]): result["measured"]["median_ms"] for result in results}
     for result in results:

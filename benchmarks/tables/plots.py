@@ -29,7 +29,7 @@ from benchmarks.common.command import as_usage, start
 from benchmarks.common.environment import RESULTS
 from benchmarks.common.results_file import commits, read
 from benchmarks.operations.cases import OP_SHAPES, OPS, Case, floor
-from benchmarks.speed.ratios import ON_DEVICE, check_ratios, ratios
+from benchmarks.speed.ratios import ON_DEVICE, ratios, ratios_of_checks
 from specfold_jax.calibration.picture import EDGE, INK
 from specfold_jax.files import whole
 from specfold_jax.tuning.plots import COLOURS, GREY
@@ -60,7 +60,7 @@ def draw_checks(record: dict[str, Any], folder: Path) -> list[Path]:
         files.append(_save(_checks(shape, mine, record), folder / f"checks-{shape}.png"))
         if parts := [result for result in mine if (result["measured"]["kernels"] or {}).get("groups")]:
             files.append(_save(_parts(shape, parts, record), folder / f"check-parts-{shape}.png"))
-        if found := list(check_ratios(mine)):
+        if found := list(ratios_of_checks(mine)):
             title = f"SpecFold checks of the {shape} shape"
             files.append(_save(_regimes(title, found, record), folder / f"check-regimes-{shape}.png"))
     return files

@@ -32,13 +32,13 @@ MODEL = replace(
     model(2, 1, 64, qkv_bias=True),
     layers=1,
     dim=128,
-    hidden=64,
+    ffn_dim=64,
     vocab=64,
     mask_id=3,
     block_size=16,
     sub_block=8,
     shift=True,
-    seed=True,
+    draws_first_token=True,
     stop_ids=(),
 )
 GRAPH = sf.DraftGraph.from_sets([((0, 0),), ((0, 0), (1, 0))], [1, 2], max_drafts=2)
@@ -128,7 +128,7 @@ def test_without_a_gpu_the_kernels_are_not_even_imported():
         ([HOPPER], {"head_dim": 96, "inv_freq": (1.0,) * 48}, jnp.bfloat16, None, "head_dim=96 is not supported"),
         ([HOPPER], {"block_size": 8}, jnp.bfloat16, None, "block=8 is not supported by the Pallas kernels, which take 16, 32, 64"),
         ([HOPPER], {}, jnp.float32, None, "parameters' dtype=float32 is not supported"),
-        ([HOPPER], {"hidden": 96}, jnp.bfloat16, None, "hidden=96 is not supported"),
+        ([HOPPER], {"ffn_dim": 96}, jnp.bfloat16, None, "ffn_dim=96 is not supported"),
         ([HOPPER], {}, jnp.bfloat16, sf.FoldConfig(reference="source"), "fold.reference='source' is not supported"),
     ],
 )
@@ -157,7 +157,7 @@ def mixed(model: sf.ModelConfig) -> dict:
         *(({"block_size": block, "sub_block": None}, like, 2) for block in (4, 8, 16, 24, 32, 64, 128)),
         *(({"head_dim": wide, "inv_freq": (1.0,) * (wide // 2)}, like, 2) for wide in (32, 64, 96, 128, 192)),
         *(({"dim": dim}, like, 2) for dim in (64, 96, 192)),
-        *(({"hidden": hidden}, like, 2) for hidden in (8, 96, 320)),
+        *(({"ffn_dim": hidden}, like, 2) for hidden in (8, 96, 320)),
         *(({"vocab": vocab}, like, ranks) for vocab, ranks in ((64, 64), (64, 63), (61, 2))),
         *(({"heads": heads, "kv_heads": kv_heads}, like, 2) for heads, kv_heads in ((5, 1), (3, 3), (16, 2))),
         ({"qk_norm": True, "qkv_bias": False, "tied": True, "query_scale_beta": 0.1}, like, 1),

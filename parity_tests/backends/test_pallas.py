@@ -30,7 +30,16 @@ from specfold_jax.models.transformer import Cache
 GPU = DEVICE.type == "cuda"
 pytestmark = [pytest.mark.gpu] if GPU else []
 MODEL = replace(
-    model(2, 1, 64, qkv_bias=True), dim=128, hidden=64, vocab=64, mask_id=3, block_size=16, sub_block=8, shift=True, seed=True, stop_ids=()
+    model(2, 1, 64, qkv_bias=True),
+    dim=128,
+    ffn_dim=64,
+    vocab=64,
+    mask_id=3,
+    block_size=16,
+    sub_block=8,
+    shift=True,
+    draws_first_token=True,
+    stop_ids=(),
 )
 BFLOAT16 = 0.02
 """Relative RMS of bf16 hidden states against fp32 on the same rounded parameters, about twice what `jnp` shows."""
@@ -290,8 +299,8 @@ def test_a_row_of_nan_never_reveals_mask(mask_id):
 @pytest.mark.parametrize(("fold", "temperature"), [(None, 0.0), (sf.FoldConfig(), 0.7)], ids=["spiffy, greedy", "specfold, sampled"])
 def test_a_decode_of_a_real_layer_lowers_for_a_gpu(fold, temperature):
     """Mosaic's whole lowering, layouts and shared memory included, runs without a GPU."""
-    like = replace(model(12, 2, 128, qkv_bias=True), dim=1536, hidden=8960, vocab=151936, mask_id=151665, block_size=32, sub_block=8)
-    like = replace(like, shift=True, seed=True)
+    like = replace(model(12, 2, 128, qkv_bias=True), dim=1536, ffn_dim=8960, vocab=151936, mask_id=151665, block_size=32, sub_block=8)
+    like = replace(like, shift=True, draws_first_token=True)
     params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.bfloat16), shapes(like), is_leaf=lambda leaf: isinstance(leaf, tuple))
     prompts, lengths = jax.ShapeDtypeStruct((2, 64), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
     given = (params, prompts, lengths, like, sf.DecodeConfig(max_new_tokens=64, temperature=temperature, impl="pallas"), GRAPH)

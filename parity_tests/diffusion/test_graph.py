@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specfold_jax.calibration.picture import draw_graph
-from specfold_jax.diffusion.graph import DraftGraph, MadeFor, check_made_for
+from specfold_jax.diffusion.graph import DraftGraph, MadeFor, require_made_for
 
 MADE = MadeFor("m10", 1536, 32, 8, 0.9, 0.0)
 A, B, AB, AC = frozenset({(0, 0)}), frozenset({(1, 0)}), frozenset({(0, 0), (1, 0)}), frozenset({(0, 0), (2, 1)})
@@ -245,11 +245,11 @@ def test_a_swept_threshold_is_recorded_in_its_own_digits():
 
 
 def test_check_made_for_names_what_differs():
-    check_made_for(small(), "m10", 1536, 32, 8)
-    check_made_for(small(made_for=None), "other", 1, 2, 3)
-    check_made_for(small(), None, 1536, 32, 8)
+    require_made_for(small(), "m10", 1536, 32, 8)
+    require_made_for(small(made_for=None), "other", 1, 2, 3)
+    require_made_for(small(), None, 1536, 32, 8)
     with pytest.raises(ValueError, match=r"for model='m10' \(here 'm40'\), sub_block=8 \(here 16\); calibrate"):
-        check_made_for(small(), "m40", 1536, 32, 16)
+        require_made_for(small(), "m40", 1536, 32, 16)
 
 
 def test_graphs_of_one_size_share_a_compilation():

@@ -15,7 +15,7 @@ from specfold_jax.diffusion import loop as decode
 from specfold_jax.evaluation import agreement as verify
 from specfold_jax.models.check import Checked
 from specfold_jax.tuning import gates as tune_gates
-from specfold_jax.tuning.gates import watch_gates
+from specfold_jax.tuning.gates import record_gates
 
 GRAPH = GRAPHS["everything at once"]
 
@@ -71,7 +71,7 @@ def looked_at(model, params, ragged) -> tuple[list, dict]:
     ids = [tokens[:length].tolist() for tokens, length in zip(*ragged, strict=True)][1:4]
     margins = [verify.replay(params, *ragged, [1, 4], model, config(steps=steps), margins_too=True) for steps in (1, 16)]
     found = [visit.margin for visited in margins for row in visited.values() for visit in row]
-    return found, watch_gates(params, ids, model, config(seed=0), GRAPH, sf.FoldConfig(tau=0.1))
+    return found, record_gates(params, ids, model, config(seed=0), GRAPH, sf.FoldConfig(tau=0.1))
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def plain_loop(checkpoint: Checkpoint, prompt: list[int], seed: int, decode: sf.
     def over() -> bool:
         return stopped() or (limit <= start + BLOCK and mask not in tokens[start:limit])
 
-    if model.seed and start == length:
+    if model.draws_first_token and start == length:
         tokens[start] = evaluate(range(start, start + 1), 0)[0][0]
     while start < limit and not (model.stop_rule == "reveal" and over()):
         step = 0
@@ -72,7 +72,7 @@ def plain_loop(checkpoint: Checkpoint, prompt: list[int], seed: int, decode: sf.
         if model.stop_rule == "commit" and stopped():
             break
         start += BLOCK
-        if model.seed and start < limit:
+        if model.draws_first_token and start < limit:
             tokens[start] = evaluate(range(start, start + 1), 0)[0][0]
     end = next((i + 1 for i in range(length, limit) if tokens[i] in STOPS), limit)
     return counts | {"tokens": tokens[:end].tolist()}

@@ -85,7 +85,7 @@ def _layer(op: str, name: str, build: Callable[..., Inputs], *sizes: Any, dtypes
 def model(heads: int, kv_heads: int, head_dim: int, **switches: Any) -> sf.ModelConfig:
     """A model's attention; its other sizes do not matter here."""
     frequencies = tuple(10000 ** (-2 * i / head_dim) for i in range(head_dim // 2))
-    sizes = {"vocab": 8, "dim": 8, "layers": 1, "hidden": 8, "norm_eps": 1e-6, "tied": True, "mask_id": 0, "stop_ids": (), "block_size": 4}
+    sizes = {"vocab": 8, "dim": 8, "layers": 1, "ffn_dim": 8, "norm_eps": 1e-6, "tied": True, "mask_id": 0, "stop_ids": (), "block_size": 4}
     options = {"qkv_bias": False, "qk_norm": False} | switches
     return sf.ModelConfig(
         family="none", heads=heads, kv_heads=kv_heads, head_dim=head_dim, inv_freq=frequencies, sub_block=None, **sizes, **options

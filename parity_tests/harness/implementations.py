@@ -147,7 +147,9 @@ def _add_inherited(x: Any, update: Any, source: Any) -> dict[str, Any]:
 
 def _head(hidden: Any, weight: Any, seed: Any, position: Any, step: Any, temperature: float, mask_id: int, ranks: int) -> dict[str, Any]:
     logits = jax_model.logits({"embed": weight}, hidden)
-    return sampling.rank(logits, seed, position, step, sf.DecodeConfig(temperature=temperature).heat, mask_id, ranks)._asdict()
+    return sampling.rank(
+        logits, seed, position, step, sf.DecodeConfig(temperature=temperature).sampling_temperature, mask_id, ranks
+    )._asdict()
 
 
 JNP: dict[str, Callable[..., dict[str, Any]]] = {

@@ -116,7 +116,7 @@ def _add_inherited(x: Any, update: Any, source: Any) -> dict[str, Any]:
 
 
 def _head(hidden: Any, weight: Any, seed: Any, position: Any, step: Any, temperature: float, mask_id: int, ranks: int) -> dict[str, Any]:
-    found = head(hidden, weight, seed, position, step, sf.DecodeConfig(temperature=temperature).heat, mask_id, ranks)
+    found = head(hidden, weight, seed, position, step, sf.DecodeConfig(temperature=temperature).sampling_temperature, mask_id, ranks)
     return dict(zip(("tokens", "odds", "gap"), found, strict=True))
 
 

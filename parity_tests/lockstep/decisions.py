@@ -12,7 +12,7 @@ from parity_tests.harness.torch_twin import tensor
 from parity_tests.lockstep.flip import Flip
 from specfold_torch_ref.diffusion import loop as torch_decode
 from specfold_torch_ref.diffusion import reveal as torch_reveal
-from specfold_torch_ref.diffusion.arrays import pick
+from specfold_torch_ref.diffusion.arrays import of_branch
 from specfold_torch_ref.diffusion.distribution import Distributions
 from specfold_torch_ref.diffusion.draft import Known
 from specfold_torch_ref.models.sampling import Ranked
@@ -77,7 +77,7 @@ class Decisions:
     def decide(self, canvas, ranked, step, model, decode) -> torch_reveal.Decision:
         ours, theirs = (self.plain[0](canvas, side, step, model, decode) for side in (ranked, self.ranked))
         # A row whose chain is over waits for the others' with a canvas that its branch did not evaluate: that decides nothing.
-        running = self.live & torch.all(pick(self.tokens, self.branch) == canvas, dim=1)
+        running = self.live & torch.all(of_branch(self.tokens, self.branch) == canvas, dim=1)
         self.complete = torch.all(canvas != model.mask_id, dim=1) & running
         candidate = torch_reveal.candidates(canvas, model.mask_id, decode.window(model)) & running[:, None]
         apart = torch.where(candidate, (ranked.odds - self.ranked.odds).abs(), 0)

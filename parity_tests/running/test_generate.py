@@ -60,7 +60,7 @@ def test_a_batch_is_a_whole_number(batch):
 @pytest.mark.parametrize("pause", [-1, np.nan, np.inf, 1e300, "1", None])
 def test_a_pause_is_a_number_of_seconds(pause):
     with pytest.raises(ValueError, match=r"pause=.* must be a number in \[0, 3600\]"):
-        live.watch(iter(()), str, Console(file=io.StringIO()), "", 0, pause)
+        live.play(iter(()), str, Console(file=io.StringIO()), "", 0, pause)
 
 
 def test_the_last_batch_is_filled_up_with_empty_rows():
@@ -118,15 +118,15 @@ def test_live_frames_tell_the_same_story_as_the_decode(fast, runs):
     assert sum(f.accepted for f in frames[:-1]) == alone.accepted
     for before, after in pairwise(frames[:-1]):
         assert after.forwards == before.forwards + 1
-        known = ~before.hidden
+        known = ~before.masked
         assert (after.tokens[: len(known)][known] == before.tokens[known]).all()
-        assert not (after.fresh & after.hidden).any()
+        assert not (after.fresh & after.masked).any()
         assert after.accepted <= sum(line.came_true for line in after.drafts)
         for line in after.drafts:
             here = all(p < len(after.tokens) and after.tokens[p] == token for p, token in line.reveals)
             assert line.came_true is here
     console = Console(record=True, width=80, file=io.StringIO())
-    shown = live.watch(iter(frames), lambda t: f"<{t}>", console, "spiffy", GRAPH.max_drafts, 0.0)
+    shown = live.play(iter(frames), lambda t: f"<{t}>", console, "spiffy", GRAPH.max_drafts, 0.0)
     text = console.export_text()
     assert shown is decoded
     assert f"forward {alone.nfe} (" in text

@@ -73,7 +73,7 @@ def test_the_table_counts_the_arrays_of_the_program(small, graph, share):
 
     assert found["prefill"] == layer_scores(start, params)
     itemsize = params["embed"].dtype.itemsize
-    row, widest = model.dim * itemsize, max(params["layers"][0]["qkv"].shape[0], 3 * model.hidden) * itemsize
+    row, widest = model.dim * itemsize, max(params["layers"][0]["qkv"].shape[0], 3 * model.ffn_dim) * itemsize
     held = size(checked.kv) + branches.tokens.size * (row + widest)
     assert found["activations of a check"] == held + layer_scores(evaluate, params, branches, state)
     assert size(checked.hidden) == branches.tokens.size * row
@@ -148,8 +148,8 @@ def test_everything_that_decodes_explains_it(fast):
     for module, name, call in (
         (generate, "run", lambda: run_all("spiffy", params, ids, model, DECODE, GRAPH)),
         (tune_measure, "run", lambda: tune_measure.timed(subject, ids, tune_measure.Setting("vanilla"), None)),
-        (records, "begin", lambda: records.watch(params, prompts, lengths, model, DECODE)),
-        (tune_gates, "begin", lambda: tune_gates.watch_gates(params, ids, model, DECODE, GRAPH, sf.FoldConfig())),
+        (records, "begin", lambda: records.record(params, prompts, lengths, model, DECODE)),
+        (tune_gates, "begin", lambda: tune_gates.record_gates(params, ids, model, DECODE, GRAPH, sf.FoldConfig())),
         (verify, "begin", lambda: verify.replay(params, prompts, lengths, [0], model, DECODE)),
         (live, "begin", lambda: next(live.frames(params, ids[0], model, DECODE))),
     ):

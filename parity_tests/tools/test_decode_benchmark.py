@@ -221,7 +221,7 @@ def flags(tmp_path):
 def test_flags_that_name_nothing_are_refused_before_anything_runs(flags, flag, message):
     decode.FLAGS(["decode", f"--out={flags.out}", "--drafts=3,8", flag])
     with pytest.raises(app.UsageError, match=message):
-        decode.check_flags()
+        decode.require_sane_flags()
 
 
 def test_a_run_goes_on_past_what_fails_and_where_it_stopped(flags, monkeypatch):

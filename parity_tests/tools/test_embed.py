@@ -13,8 +13,8 @@ from specfold_jax.models.checkpoint import read_config, resolve_folder
 from specfold_jax.models.families import model_config
 
 TOKENS = jnp.asarray(np.random.default_rng(3).integers(4, 1536, (1, 40)), jnp.int32)
-SPARSE = Shape(layers=5, dim=384, heads=10, kv_heads=2, head_dim=128, hidden=1056, vocab=1600)
-REPEATED = Shape(layers=2, dim=384, heads=8, kv_heads=4, head_dim=64, hidden=1024, vocab=1536)
+SPARSE = Shape(layers=5, dim=384, heads=10, kv_heads=2, head_dim=128, ffn_dim=1056, vocab=1600)
+REPEATED = Shape(layers=2, dim=384, heads=8, kv_heads=4, head_dim=64, ffn_dim=1024, vocab=1536)
 forward = jax.jit(sf.forward)
 
 
@@ -36,8 +36,8 @@ def test_same_logits(tiny, shape):
 
 def test_shape_too_small(tiny):
     model, params = tiny
-    with pytest.raises(ValueError, match="hidden=512 below 1024"):
-        embed(params, model, SPARSE._replace(hidden=512), jnp.float32)
+    with pytest.raises(ValueError, match="ffn_dim=512 below 1024"):
+        embed(params, model, SPARSE._replace(ffn_dim=512), jnp.float32)
     with pytest.raises(ValueError, match="spare dimension"):
         embed(params, model, SPARSE._replace(dim=320), jnp.float32)
 

@@ -20,7 +20,7 @@ from specfold_jax.training.step import attend, init_params, init_state, rate, ta
 
 MASK = 3
 TINY = TrainConfig(
-    dim=16, layers=1, heads=2, kv_heads=1, head_dim=8, hidden=32, rope_theta=100.0, block_size=8, clean=60, noisy=44,
+    dim=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_dim=32, rope_theta=100.0, block_size=8, clean=60, noisy=44,
     packs=2, steps=6, rate=1e-2, warmup=2, scan=2, dtype="float32",
 )  # fmt: skip
 SMALL = dataclasses.replace(TINY, clean=7, noisy=5, layers=2, heads=4, kv_heads=2)

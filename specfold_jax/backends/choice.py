@@ -124,14 +124,14 @@ def rank(
     impl = settled(decode, params, model, ranks=ranks).impl
 
     def plain() -> Ranked:
-        return sampling.rank(xla.logits(params, hidden), seed, position, step, decode.heat, model.mask_id, ranks)
+        return sampling.rank(xla.logits(params, hidden), seed, position, step, decode.sampling_temperature, model.mask_id, ranks)
 
     def kernels() -> Ranked:
         from kernels_pallas.head import rank_wanted
 
         flat, weight, names = hidden.reshape(-1, model.dim), xla.head_weight(params), (seed, position, step)
         seeds, positions, steps = (x.reshape(-1) for x in names)
-        found = rank_wanted(flat, weight, seeds, positions, steps, wanted.reshape(-1), decode.heat, model.mask_id, ranks)
+        found = rank_wanted(flat, weight, seeds, positions, steps, wanted.reshape(-1), decode.sampling_temperature, model.mask_id, ranks)
         return Ranked(*(x.reshape(*hidden.shape[:-1], *x.shape[1:]) for x in found))
 
     return _by(impl, plain, kernels)

@@ -21,7 +21,7 @@ def lacking(params: Any, model: ModelConfig, block: int, fold: FoldConfig | None
         ("block", block, block in BLOCKS, _among(BLOCKS)),
         ("head_dim", model.head_dim, model.head_dim in HEAD_DIMS, _among(HEAD_DIMS)),
         ("dim", model.dim, model.dim % DEPTH == 0, f"multiples of {DEPTH}"),
-        ("hidden", model.hidden, model.hidden % DEPTH == 0, f"multiples of {DEPTH}"),
+        ("ffn_dim", model.ffn_dim, model.ffn_dim % DEPTH == 0, f"multiples of {DEPTH}"),
         ("token_ranks", ranks, ranks < model.vocab, f"fewer than the vocabulary's {model.vocab}"),
         ("fold.reference", repr(fold.reference) if fold else None, fold is None or fold.reference == "parent", "'parent'"),
     )

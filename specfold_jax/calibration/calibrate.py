@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 
 from specfold_jax.calibration import rank_nodes
 from specfold_jax.calibration.cover import cover, patterns, uses
-from specfold_jax.calibration.records import Records, accepted_depth, chains, hits, watch
+from specfold_jax.calibration.records import Records, accepted_depth, chains, hits, record
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.diffusion.graph import DraftGraph, MadeFor
 from specfold_jax.models.transformer import Params
@@ -48,7 +48,7 @@ def calibrate(
     graph was made for. Raises ValueError for bad prompts, or when nothing that was revealed could have been drafted.
     """
     reach = decode.block(model) // decode.window(model) if reach is None else reach
-    records = watch(params, prompts, lengths, model, decode, token_ranks=token_ranks, reach=reach, progress=progress)
+    records = record(params, prompts, lengths, model, decode, token_ranks=token_ranks, reach=reach, progress=progress)
     return choose(records, model, decode, drafts, source, objective, run_on, reach, position_ranks, token_ranks, candidates, name)
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from specfold_jax.calibration.integer_program import choose
 from specfold_jax.diffusion.graph import Node, show
 
-Chain = tuple[Node, ...]
+NodeChain = tuple[Node, ...]
 Objective = Literal["depth", "paper"]
 
 
@@ -45,7 +45,7 @@ class _Problem:
         return sum(gain for needed, gain in self.terms.items() if chosen.issuperset(needed))
 
 
-def select(chains: Sequence[Chain], drafts: int, objective: Objective = "depth", candidates: int = 60) -> Selection:
+def select(chains: Sequence[NodeChain], drafts: int, objective: Objective = "depth", candidates: int = 60) -> Selection:
     """The best `drafts` nodes among the `candidates` most visited sets, solved exactly; fewer where the chains hold fewer.
 
     Every node of a level above 1 has a proper subset of the level below among the chosen. The result depends on the multiset of the
@@ -61,7 +61,7 @@ def select(chains: Sequence[Chain], drafts: int, objective: Objective = "depth",
     return _selection(problem, set(choose(drafts, gains, [gain for _, gain in terms], needs)), chains)
 
 
-def greedy(chains: Sequence[Chain], drafts: int, objective: Objective = "depth", candidates: int = 60) -> Selection:
+def greedy(chains: Sequence[NodeChain], drafts: int, objective: Objective = "depth", candidates: int = 60) -> Selection:
     """As `select`, but adding the connected candidate of the highest gain one at a time; never better, needs no solver."""
     problem = _problem(chains, drafts, objective, candidates)
     chosen: set[int] = set()
@@ -74,20 +74,20 @@ def greedy(chains: Sequence[Chain], drafts: int, objective: Objective = "depth",
     return _selection(problem, chosen, chains)
 
 
-def most_visited(chains: Sequence[Chain], candidates: int = 60) -> Selection:
+def most_visited(chains: Sequence[NodeChain], candidates: int = 60) -> Selection:
     """The candidates themselves, most visited first, before any choice among them."""
     problem = _problem(chains, 1, "depth", candidates)
     return _selection(problem, set(range(len(problem.nodes))), chains)
 
 
-def expected_depth(chains: Sequence[Chain], sets: Sequence[Node]) -> float:
+def expected_depth(chains: Sequence[NodeChain], sets: Sequence[Node]) -> float:
     """Mean length of the longest prefix of a chain whose sets are all in `sets`: accepted drafts a check, before pruning."""
     if not chains:
         raise ValueError("chains is empty and must hold at least one recorded step")
     return sum(_accepted(sets, chains).values()) / len(chains)
 
 
-def _accepted(sets: Sequence[Node], chains: Sequence[Chain]) -> Counter[Node]:
+def _accepted(sets: Sequence[Node], chains: Sequence[NodeChain]) -> Counter[Node]:
     """How many chains reach each of `sets` through `sets` alone."""
     inside, reached = frozenset(sets), Counter()
     for chain, times in Counter(chains).items():
@@ -102,7 +102,7 @@ def _order(node: Node) -> tuple[int, list[tuple[int, int]]]:
     return len(node), sorted(node)
 
 
-def _selection(problem: _Problem, chosen: set[int], chains: Sequence[Chain]) -> Selection:
+def _selection(problem: _Problem, chosen: set[int], chains: Sequence[NodeChain]) -> Selection:
     rows = sorted(chosen, key=lambda n: _order(problem.nodes[n]))
     sets = tuple(problem.nodes[n] for n in rows)
     reached = _accepted(sets, chains)
@@ -110,7 +110,7 @@ def _selection(problem: _Problem, chosen: set[int], chains: Sequence[Chain]) -> 
     return Selection(sets, tuple(problem.levels[n] for n in rows), weights, problem.value(chosen))
 
 
-def _problem(chains: Sequence[Chain], drafts: int, objective: Objective, candidates: int) -> _Problem:
+def _problem(chains: Sequence[NodeChain], drafts: int, objective: Objective, candidates: int) -> _Problem:
     if drafts < 1:
         raise ValueError(f"drafts={drafts} must be at least 1")
     if candidates < drafts:

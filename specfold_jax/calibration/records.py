@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specfold_jax.calibration.rank_nodes import Chain
+from specfold_jax.calibration.rank_nodes import NodeChain
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.diffusion.draft import Known, distances, every_draft, propose, rank_positions
 from specfold_jax.diffusion.graph import DraftGraph
@@ -32,7 +32,7 @@ class Records(NamedTuple):
     steps: Int[np.ndarray, " records"]
 
 
-def watch(
+def record(
     params: Params,
     prompts: Int[Array, "batch capacity"],
     lengths: Int[Array, " batch"],
@@ -89,7 +89,7 @@ def positions_by_rank(
 
 def chains(
     records: Records, mask_id: int, sub_block: int, position_ranks: int = 8, token_ranks: int = 4, run_on: bool = False
-) -> list[Chain]:
+) -> list[NodeChain]:
     """For each record the sets of (position rank, token rank) revealed within its next 1, 2, ... steps, up to the first outside the
     ranks (Spiffy, arXiv 2509.18085)."""
     ranks = positions_by_rank(records.canvas, records.known.odds, mask_id, sub_block, run_on)

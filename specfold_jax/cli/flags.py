@@ -95,14 +95,14 @@ def add_method(parser: argparse.ArgumentParser) -> None:
 _OWNERS = {"graph": METHODS[1:], "drafts": METHODS[1:], "tau": METHODS[2:], "guard": METHODS[2:], "gates": METHODS[2:]}
 
 
-def check_method(args: argparse.Namespace, methods: tuple[str, ...]) -> None:
+def require_method(args: argparse.Namespace, methods: tuple[str, ...]) -> None:
     """Raises UsageError for a flag that none of the methods to be run reads."""
     for name, owners in _OWNERS.items():
         if getattr(args, name) is not None and not set(owners) & set(methods):
             raise UsageError(f"--{name} belongs to --method {' or '.join(owners)}, not to {' or '.join(methods)}")
 
 
-def check_samples(args: argparse.Namespace, most: int) -> None:
+def require_samples(args: argparse.Namespace, most: int) -> None:
     """Raises UsageError for more samples than the package has."""
     if (args.samples or 0) > most:
         raise UsageError(f"--samples {args.samples} must be at most {most}, the held-out problems in this package")
@@ -112,7 +112,7 @@ def check_samples(args: argparse.Namespace, most: int) -> None:
 _DECIDED = ("method", *_OWNERS, "threshold", "steps", "order", "temperature", "share")
 
 
-def check_profile(args: argparse.Namespace) -> None:
+def require_profile(args: argparse.Namespace) -> None:
     """Raises UsageError for a flag whose value is the profile's to decide."""
     if given := [name for name in _DECIDED if getattr(args, name) is not None]:
         raise UsageError(f"--profile sets {given[0]}; leave --{given[0]} out, or --profile")

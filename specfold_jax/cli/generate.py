@@ -42,10 +42,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.profile:
-        flags.check_profile(args)
+        flags.require_profile(args)
     args.method = args.method or "specfold"  # a profile's comes later, when it has been read
     methods: Any = flags.METHODS if args.compare else (args.method,)
-    flags.check_method(args, methods)
+    flags.require_method(args, methods)
     for other in ("compare", "json"):
         if args.live and getattr(args, other):
             raise UsageError(f"--live and --{other} do not go together")
@@ -140,7 +140,7 @@ def _live(args: argparse.Namespace, setup: Any, ids: list[list[int]], graph: Any
 
     from specfold_jax.cli import tables
     from specfold_jax.running.batch import implementation
-    from specfold_jax.running.live import frames, watch
+    from specfold_jax.running.live import frames, play
     from specfold_jax.running.summary import summarise
 
     out = Console()
@@ -148,7 +148,7 @@ def _live(args: argparse.Namespace, setup: Any, ids: list[list[int]], graph: Any
     for index, row in enumerate(ids):
         title = args.method + (f", prompt {index + 1} of {len(ids)}" if len(ids) > 1 else "")
         views = frames(setup.params, row, setup.model, setup.decode, graph, fold)
-        decoded = watch(views, setup.show, out, title, graph.max_drafts, args.pause)
+        decoded = play(views, setup.show, out, title, graph.max_drafts, args.pause)
         out.print()
         out.print(tables.statistics([summarise(decoded, np.array([len(row)], np.int32), 0.0, args.method, impl=impl)]))
     return 0

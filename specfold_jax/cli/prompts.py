@@ -18,7 +18,7 @@ def calibration_prompts(args: argparse.Namespace) -> list[str]:
     if args.token_ids or (args.samples is None and args.model != "tiny"):
         raise UsageError("calibration needs prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
     problems = data.packaged_problems()
-    flags.check_samples(args, len(problems))
+    flags.require_samples(args, len(problems))
     return [problem.question for problem in problems[-(args.samples or 64) :]]  # from the end: `verify` takes them from the front
 
 

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specfold_jax.cli.flags import UsageError, from_flags
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
-from specfold_jax.diffusion.graph import DraftGraph, check_made_for
+from specfold_jax.diffusion.graph import DraftGraph, require_made_for
 from specfold_jax.models.checkpoint import load, resolve_folder
 from specfold_jax.running.batch import Method
 from specfold_jax.running.memory import OutOfDeviceMemory, is_full, readable
@@ -101,7 +101,7 @@ def load_graph(args: argparse.Namespace, setup: Setup) -> DraftGraph:
         advice = f"make one: specfold calibrate --model {args.model} --out {path}"
         raise ValueError(f"{path}: no such draft graph; " + ("name another" if args.graph else f"pass --graph FILE, or {advice}"))
     graph = DraftGraph.load(path)
-    check_made_for(graph, setup.name, setup.model.vocab, setup.decode.block(setup.model), setup.decode.window(setup.model))
+    require_made_for(graph, setup.name, setup.model.vocab, setup.decode.block(setup.model), setup.decode.window(setup.model))
     if args.drafts is None:
         return graph
     if args.drafts > graph.nodes:
@@ -130,7 +130,7 @@ def load_method(args: argparse.Namespace, setup: Setup, methods: Sequence[Method
     except ValueError as error:
         raise ValueError(f"{error}; a profile is what specfold tune writes") from error
     try:
-        found.check(setup.name, setup.model, args.block_size, args.sub_block)
+        found.require_made_for(setup.name, setup.model, args.block_size, args.sub_block)
     except ValueError as error:
         raise ValueError(f"{args.profile}: {error}") from error
     return Chosen(found.method, found.graph, found.fold, replace(setup, decode=replace(found.decode, **decode_flags(args))))

@@ -14,7 +14,7 @@ from specfold_jax.cli import flags
 USAGE = "[flags] --data FOLDER --out FOLDER"
 EXAMPLES = """examples:
   specfold train --data data --out run
-  specfold train --data data --out small --layers 2 --dim 64 --heads 2 --head_dim 32 --hidden 128 --steps 200 --draws 2000 --vocab 400
+  specfold train --data data --out small --layers 2 --dim 64 --heads 2 --head_dim 32 --ffn_dim 128 --steps 200 --draws 2000 --vocab 400
 """
 HELP = {
     "dim": "width",
@@ -22,7 +22,7 @@ HELP = {
     "heads": "query heads",
     "kv_heads": "key-value heads",
     "head_dim": "width of a head",
-    "hidden": "width of the feed-forward network",
+    "ffn_dim": "width of the feed-forward network",
     "rope_theta": "base of the rotary embedding",
     "block_size": "positions denoised together",
     "clean": "block slots a pack for clean blocks",

@@ -33,13 +33,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.profile:
-        flags.check_profile(args)
+        flags.require_profile(args)
     args.method = args.method or "specfold"  # a profile's comes later, when it has been read
     if args.method == "vanilla":
         raise UsageError("--method vanilla is what the others are compared with: name spiffy or specfold")
     if args.file and args.samples:
         raise UsageError("--file and --samples do not go together")
-    flags.check_method(args, (args.method,))
+    flags.require_method(args, (args.method,))
     from rich.console import Console
 
     from specfold_jax.cli import setup as s
@@ -81,7 +81,7 @@ def _prompts(args: argparse.Namespace) -> tuple[list[str], list[Any] | None]:
     if args.token_ids or (args.samples is None and args.model != "tiny"):
         raise UsageError("no prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
     problems = data.packaged_problems()
-    flags.check_samples(args, len(problems))
+    flags.require_samples(args, len(problems))
     problems = problems[: args.samples or 100]
     return [problem.question for problem in problems], problems
 

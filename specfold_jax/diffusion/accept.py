@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Int
 
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.diffusion import reveal
-from specfold_jax.diffusion.arrays import in_one, pick, where_row
+from specfold_jax.diffusion.arrays import of_branch, ravel_rows, where_row
 from specfold_jax.diffusion.distribution import Distributions
 from specfold_jax.diffusion.row import COMMIT, DONE, Row, committed, revealed
 from specfold_jax.models.check import Branches
@@ -55,7 +55,7 @@ def accept(
         if fold is not None:
             guard = jnp.asarray(fold.guard, jnp.float32)
             trusted = jnp.where(committing, fold.fold_commit, decision.margin >= guard) & (guard < jnp.inf)
-            unsafe = pick(folded, chain.branch) & ~trusted
+            unsafe = of_branch(folded, chain.branch) & ~trusted
         go = chain.running & ~unsafe & ~(committing & (chain.commit >= 0))
         denoised = revealed(row, decision.reveal, ranked.tokens[..., 0], model, decode)
         moved = where_row(committing, committed(row, seen.following(chain.branch), model, decode), denoised)
@@ -88,5 +88,5 @@ def accept(
     start = Chain(row, zeros, zeros, zeros, zeros, zeros - 1, row.canvas, never, never, never, row.phase != DONE)
     if branches.valid.shape[1] == 1:  # nothing to go on with
         return body(start)
-    numbers, back = in_one(start)
-    return back(lax.while_loop(lambda numbers: jnp.any(back(numbers).running), lambda numbers: in_one(body(back(numbers)))[0], numbers))
+    numbers, back = ravel_rows(start)
+    return back(lax.while_loop(lambda numbers: jnp.any(back(numbers).running), lambda numbers: ravel_rows(body(back(numbers)))[0], numbers))

@@ -15,7 +15,7 @@ def write(buffer: Array, values: Array, start: Int[Array, " batch"]) -> Array:
     return jax.vmap(lambda b, v, s: lax.dynamic_update_slice_in_dim(b, v, s, axis=0))(buffer, values, start)
 
 
-def pick(x: Array, branch: Int[Array, " batch"]) -> Array:
+def of_branch(x: Array, branch: Int[Array, " batch"]) -> Array:
     """x[b, branch[b]]."""
     return jnp.take_along_axis(x, branch.reshape(-1, *(1,) * (x.ndim - 1)), axis=1)[:, 0]
 
@@ -25,7 +25,7 @@ def where_row(condition: Bool[Array, " batch"], new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b), new, old)
 
 
-def in_one[T](rows: T) -> tuple[Int[Array, "batch numbers"], Callable[[Array], T]]:
+def ravel_rows[T](rows: T) -> tuple[Int[Array, "batch numbers"], Callable[[Array], T]]:
     """A pytree of whole numbers and flags with a leading batch axis as one array, and the way back.
 
     A loop copies and computes each array it carries by a kernel of its own, which for a few numbers is all they cost.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 from specfold_jax.backends.choice import rank
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.diffusion import reveal
-from specfold_jax.diffusion.arrays import pick
+from specfold_jax.diffusion.arrays import of_branch
 from specfold_jax.diffusion.draft import Known
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.diffusion.row import Row
@@ -44,15 +44,15 @@ class Distributions:
         within = self.first[..., None] + jnp.arange(self.width, dtype=jnp.int32)
         rows, start = jnp.maximum(within - int(model.shift), 0), branches.starts()[..., None]
         position, known = start + within, jnp.take_along_axis(branches.tokens, within, axis=2) != model.mask_id
-        if model.seed:
+        if model.draws_first_token:
             rows = jnp.concatenate([rows, jnp.full_like(rows[..., :1], block - 1)], axis=-1)
             position = jnp.concatenate([position, start + block], axis=-1)
             known = jnp.pad(known, ((0, 0), (0, 0), (0, 1)))
         self.hidden = checked.hidden.reshape(-1, model.dim)[checked.place[..., None] * block + rows]  # [batch, branch, head row, dim]
         self.wanted = branches.valid[..., None] & ~known
-        self.position, self.seed, self.starts_drawn = position, row.seed, model.seed
+        self.position, self.seed, self.starts_drawn = position, row.seed, model.draws_first_token
         self.ranked = partial(rank, params, model=model, decode=decode, ranks=ranks)
-        self.either = partial(sampling.drawn_or_greedy, decode.heat)
+        self.either = partial(sampling.drawn_or_greedy, decode.sampling_temperature)
         shape = rows.shape
         nothing = Ranked(jnp.zeros((*shape, ranks), jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
         self.greedy = self.either(lambda: nothing, lambda: self._rank(self.hidden, position, jnp.zeros_like(position), self.wanted))
@@ -63,15 +63,15 @@ class Distributions:
 
     def _drawn(self, branch: Int[Array, " batch"], step: Int[Array, " batch"], rows: slice) -> Ranked:
         def sample() -> Ranked:
-            hidden, position, wanted = (pick(x, branch)[:, rows] for x in (self.hidden, self.position, self.wanted))
+            hidden, position, wanted = (of_branch(x, branch)[:, rows] for x in (self.hidden, self.position, self.wanted))
             return self._rank(hidden, position, jnp.broadcast_to(step[:, None], position.shape), wanted)
 
-        return self.either(sample, lambda: jax.tree.map(lambda x: pick(x, branch)[:, rows], self.greedy))
+        return self.either(sample, lambda: jax.tree.map(lambda x: of_branch(x, branch)[:, rows], self.greedy))
 
     def at(self, branch: Int[Array, " batch"], step: Int[Array, " batch"]) -> Ranked:
         """A branch's distribution over the positions of the block, drawn as vanilla step `step`; odds -inf where not evaluated."""
         ranked = self._drawn(branch, step, slice(self.width))
-        offset = jnp.arange(self.block, dtype=jnp.int32) - pick(self.first, branch)[:, None]
+        offset = jnp.arange(self.block, dtype=jnp.int32) - of_branch(self.first, branch)[:, None]
         index = jnp.clip(offset, 0, self.width - 1)
         tokens, odds, gap = (jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1) for x in ranked)
         return Ranked(tokens, jnp.where((offset >= 0) & (offset < self.width), odds, -jnp.inf), gap)

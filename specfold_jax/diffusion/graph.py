@@ -22,7 +22,7 @@ from specfold_jax.config import LARGEST, concrete
 from specfold_jax.diffusion import graph_file
 from specfold_jax.files import read_json, write_text
 from specfold_jax.models.checkpoint import resolve_folder
-from specfold_jax.values import Natural, Size, checked, conform
+from specfold_jax.values import Natural, Size, conform, conforming
 
 Array = np.ndarray | jax.Array
 Node = frozenset[tuple[int, int]]
@@ -92,7 +92,7 @@ class DraftGraph:
 
     def __post_init__(self) -> None:
         conform(self, LEAVES)
-        self._check_static()
+        self._validate_static()
         if all(concrete(getattr(self, name)) is not None for name in LEAVES):
             self.validate()
 
@@ -129,7 +129,7 @@ class DraftGraph:
     @classmethod
     def empty(cls, width: int = 0, token_ranks: int = 1, reach: int = 1) -> Self:
         """No drafts: decoding with it is vanilla. Calibration reads the distributions kept for `width` steps ahead; 0 keeps none."""
-        shapes = {"pairs": (0, checked("width", width, Natural), 2), "parent": (0, 0)}
+        shapes = {"pairs": (0, conforming("width", width, Natural), 2), "parent": (0, 0)}
         leaves = {name: np.zeros(shapes.get(name, 0), dtype) for name, dtype in LEAVES.items()}
         return cls(*leaves.values(), max_drafts=0, token_ranks=token_ranks, reach=reach)
 
@@ -167,7 +167,7 @@ class DraftGraph:
             if sets[n]:
                 pairs[row, : len(sets[n])] = sorted(sets[n])
             parent[row] = [levels[p] == levels[n] - 1 and sets[p] < sets[n] for p in order]
-        level = np.array([checked("level", levels[n], Size) for n in order], np.int32)
+        level = np.array([conforming("level", levels[n], Size) for n in order], np.int32)
         theta_weights = [1.0] * len(thetas) if theta_weights is None else theta_weights
         if len(theta_weights) != len(thetas):
             raise ValueError(f"{len(thetas)} thetas and {len(theta_weights)} theta_weights must be equally many")
@@ -187,7 +187,7 @@ class DraftGraph:
             made_for=made_for,
         )
 
-    def _check_static(self) -> None:
+    def _validate_static(self) -> None:
         """Shapes, dtypes and sizes, which are known under a trace as well."""
         ranked, thetas = (getattr(x, "shape", (0,))[0] if getattr(x, "ndim", 0) else 0 for x in (self.pairs, self.theta))
         shapes = {"pairs": (ranked, None, 2), "level": (ranked,), "parent": (ranked, ranked), "weight": (ranked,)}
@@ -242,7 +242,7 @@ class DraftGraph:
 
         Raises ValueError naming the node, what it has and what would be right.
         """
-        self._check_static()
+        self._validate_static()
         pairs, level, parent, weight, theta, hop, theta_weight = (np.asarray(getattr(self, name)) for name in LEAVES)
         seen: dict[Node, int] = {}
         for n, node in enumerate(pairs.tolist()):
@@ -268,7 +268,7 @@ class DraftGraph:
                 raise ValueError(f"{name}: level {level[n]} must be at least 1 (the root is level 0)")
             if not 0 <= weight[n] < np.inf:
                 raise ValueError(f"{name}: weight {weight[n]} must be a finite number of at least 0")
-        self._check_edges(list(seen), level, parent)
+        self._validate_edges(list(seen), level, parent)
         for k, (odds, step, use) in enumerate(zip(theta.tolist(), hop.tolist(), theta_weight.tolist(), strict=True)):
             name = f"confidence node {k} (theta {odds}, hop {step})"
             if np.isnan(odds) or odds == np.inf or not 0 <= step < self.reach:
@@ -278,7 +278,7 @@ class DraftGraph:
             if k and not (hop[k - 1], -theta[k - 1]) < (step, -odds):
                 raise ValueError(f"{name} must differ from the one before it and reveal more: hops rise, thetas fall within a hop")
 
-    def _check_edges(self, sets: list[Node], level: np.ndarray, parent: np.ndarray) -> None:
+    def _validate_edges(self, sets: list[Node], level: np.ndarray, parent: np.ndarray) -> None:
         cyclic = np.ones(len(sets), np.bool_)
         while (free := cyclic & ~parent[:, cyclic].any(axis=1)).any():  # take away whatever has no parent left
             cyclic &= ~free
@@ -310,7 +310,7 @@ def differing(made_for: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={made_for[name]!r} (here {value!r})" for name, value in differ.items())
 
 
-def check_made_for(graph: DraftGraph, model_name: str | None, vocab: int, block: int, sub_block: int) -> None:
+def require_made_for(graph: DraftGraph, model_name: str | None, vocab: int, block: int, sub_block: int) -> None:
     """Raises ValueError naming what differs from the calibration; a graph without a record (made by hand) passes.
 
     Sizes must be equal; a graph serves any threshold and temperature. A name of None is not compared.

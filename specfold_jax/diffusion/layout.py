@@ -68,7 +68,7 @@ def _make_room(
     wanted = goes_on & (main | jnp.any(complete, axis=1))
     if model.stop_rule == "commit":  # a block that stops its row has no next one
         generated = row.positions >= row.lengths[:, None]
-        wanted &= ~(main & stops(row.canvas, generated, decode.stops(model), model.mask_id))
+        wanted &= ~(main & stops(row.canvas, generated, decode.stop_tokens(model), model.mask_id))
     behind = jnp.where(main, -1, heaviest)
     victim = jnp.where(behind == count - 1, count - 2, count - 1)
     full = wanted & jnp.all(drafts.valid, axis=1)

@@ -58,9 +58,9 @@ def begin(
         limit=sane + decode.max_new_tokens,
         seed=jnp.broadcast_to(jnp.asarray(decode.seed, jnp.int32), (batch,)),
     )
-    if model.seed:
+    if model.draws_first_token:
         last = jnp.take_along_axis(hidden, jnp.maximum(start - 1, 0)[:, None, None], axis=1)[:, 0]
-        drawn = sampling.rank(logits(params, last), row.seed, start, zeros, decode.heat, model.mask_id, 1).tokens[:, 0]
+        drawn = sampling.rank(logits(params, last), row.seed, start, zeros, decode.sampling_temperature, model.mask_id, 1).tokens[:, 0]
         row = row.replace(canvas=row.canvas.at[:, 0].set(jnp.where(start == sane, drawn, row.canvas[:, 0])))
     over = ends(row, model, decode) if model.stop_rule == "reveal" else jnp.zeros(batch, bool)
     counts = {"prefills": (start > 0).astype(jnp.int32), "status": status}
@@ -87,8 +87,8 @@ def finish(state: DecodeState, model: ModelConfig, decode: DecodeConfig) -> Deco
     position = jnp.arange(total, dtype=jnp.int32)
     generated = (position >= row.lengths[:, None]) & (position < row.limit[:, None])
     lengths = row.limit
-    if decode.stops(model):
-        stop = generated & jnp.isin(tokens, jnp.asarray(decode.stops(model), jnp.int32))
+    if decode.stop_tokens(model):
+        stop = generated & jnp.isin(tokens, jnp.asarray(decode.stop_tokens(model), jnp.int32))
         lengths = jnp.where(jnp.any(stop, axis=1), jnp.argmax(stop, axis=1).astype(jnp.int32) + 1, lengths)
     lengths = jnp.where(state.stats.status == 0, lengths, row.lengths)
     return Decoded(jnp.where(position < lengths[:, None], tokens, model.pad_id), lengths, state.stats)

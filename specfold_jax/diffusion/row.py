@@ -36,7 +36,7 @@ class Row(struct.PyTreeNode):
 
 def stops(row: Row, model: ModelConfig, decode: DecodeConfig) -> Bool[Array, " batch"]:
     """Whether a generated stop token stands in the canvas with no MASK before it."""
-    return reveal.stops(row.canvas, row.positions >= row.lengths[:, None], decode.stops(model), model.mask_id)
+    return reveal.stops(row.canvas, row.positions >= row.lengths[:, None], decode.stop_tokens(model), model.mask_id)
 
 
 def ends(row: Row, model: ModelConfig, decode: DecodeConfig) -> Bool[Array, " batch"]:
@@ -78,4 +78,4 @@ def committed(row: Row, following: Int[Array, " batch"], model: ModelConfig, dec
 def first_canvas(following: Int[Array, " batch"], block: int, model: ModelConfig) -> Int[Array, "batch block"]:
     """A new block's canvas: all MASK, but the drawn first token of families that have one."""
     canvas = jnp.full((following.shape[0], block), model.mask_id, jnp.int32)
-    return canvas.at[:, 0].set(following) if model.seed else canvas
+    return canvas.at[:, 0].set(following) if model.draws_first_token else canvas

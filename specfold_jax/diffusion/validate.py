@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig, concrete
-from specfold_jax.diffusion.graph import DraftGraph, check_made_for
+from specfold_jax.diffusion.graph import DraftGraph, require_made_for
 
 STATUS = (
     "decoded",
@@ -82,10 +82,10 @@ def validate(
         raise ValueError(f"seed has shape {jnp.shape(decode.seed)}, needs one number or one a row {lengths.shape}")
     if prompts.shape[1] + decode.max_new_tokens + block >= 2**31:
         raise ValueError(f"max_new_tokens={decode.max_new_tokens} is too large: positions are int32")
-    if bad := [i for i in decode.stops(model) if not 0 <= i < model.vocab]:
+    if bad := [i for i in decode.stop_tokens(model) if not 0 <= i < model.vocab]:
         raise ValueError(f"stop_ids={bad} lie outside the vocabulary of {model.vocab}")
     if graph is not None:
-        check_made_for(graph, None, model.vocab, block, sub_block)
+        require_made_for(graph, None, model.vocab, block, sub_block)
         if graph.token_ranks > model.vocab:
             raise ValueError(f"token_ranks={graph.token_ranks} of the draft graph must be at most {model.vocab}, the vocabulary")
         if concrete(graph.pairs) is not None:

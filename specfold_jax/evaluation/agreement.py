@@ -58,11 +58,11 @@ def margins(state: DecodeState, params: Params, model: ModelConfig, decode: Deco
     checked = check(params, branches, state.cache, row.start, model, decode)
     seen = Distributions(params, branches, checked, row, model, decode, DraftGraph.empty())
     margin = reveal.decide(row.canvas, seen.at(jnp.zeros_like(row.start), row.step), row.step, model, decode).margin
-    if not model.seed:
+    if not model.draws_first_token:
         return jnp.where(row.phase == COMMIT, jnp.inf, margin)
     last = logits(params, checked.block_of(checked.hidden, jnp.zeros_like(row.start))[:, -1])
     after = row.start + row.canvas.shape[1]
-    following = sampling.rank(last, row.seed, after, jnp.zeros_like(after), decode.heat, model.mask_id, 1)
+    following = sampling.rank(last, row.seed, after, jnp.zeros_like(after), decode.sampling_temperature, model.mask_id, 1)
     return jnp.where(row.phase == COMMIT, following.gap, margin)
 
 

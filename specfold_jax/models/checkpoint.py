@@ -17,7 +17,7 @@ from specfold_jax.config import ModelConfig
 from specfold_jax.files import read_json
 from specfold_jax.models.families import model_config
 from specfold_jax.models.transformer import Params
-from specfold_jax.values import checked
+from specfold_jax.values import conforming
 
 _SAFETENSORS_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -38,8 +38,8 @@ def shapes(model: ModelConfig) -> dict[str, Any]:
         "qkv": (qkv, model.dim),
         "o": (model.dim, out),
         "ffn_norm": (model.dim,),
-        "gate_up": (2 * model.hidden, model.dim),
-        "down": (model.dim, model.hidden),
+        "gate_up": (2 * model.ffn_dim, model.dim),
+        "down": (model.dim, model.ffn_dim),
     }
     if model.qkv_bias:
         layer["qkv_bias"] = (qkv,)
@@ -52,7 +52,7 @@ def shapes(model: ModelConfig) -> dict[str, Any]:
 def name_table(model: ModelConfig) -> dict[str, Part]:
     """Checkpoint tensor name -> its place in the parameter pytree (projections are fused: q, k, v and gate, up by rows)."""
     root, head = ("encoder", "diffusion_head") if model.family == "nemotron_labs_diffusion" else ("model", "lm_head")
-    q, kv, hidden = model.heads * model.head_dim, model.kv_heads * model.head_dim, model.hidden
+    q, kv, hidden = model.heads * model.head_dim, model.kv_heads * model.head_dim, model.ffn_dim
     table = {f"{root}.embed_tokens.weight": Part(("embed",), 0, model.vocab), f"{root}.norm.weight": Part(("norm",), 0, model.dim)}
     if not model.tied:
         table[f"{head}.weight"] = Part(("head",), 0, model.vocab)
@@ -103,7 +103,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{folder}: no config.json; a checkpoint folder holds config.json and *.safetensors")
-    return checked(str(file), read_json(file, "a model's configuration"), dict[str, Any])
+    return conforming(str(file), read_json(file, "a model's configuration"), dict[str, Any])
 
 
 def read_model(folder: Path, mask_id: int | None = None, stop_ids: Sequence[int] | None = None) -> ModelConfig:
@@ -119,8 +119,8 @@ def _files(folder: Path) -> dict[str, Path]:
     """Tensor name -> file, from the index of a sharded checkpoint or from the single file."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        content = checked(str(index), read_json(index, "a table of shards"), dict[str, Any])
-        weight_map = checked(f"{index}: weight_map", content.get("weight_map"), dict[str, str])
+        content = conforming(str(index), read_json(index, "a table of shards"), dict[str, Any])
+        weight_map = conforming(f"{index}: weight_map", content.get("weight_map"), dict[str, str])
         if missing := sorted({f for f in weight_map.values() if not (folder / f).is_file()}):
             raise ValueError(f"{folder}: missing shards {', '.join(missing)}, which {index.name} names")
         return {name: folder / file for name, file in weight_map.items()}

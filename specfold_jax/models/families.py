@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from specfold_jax.config import ModelConfig
-from specfold_jax.values import Natural, Size, checked
+from specfold_jax.values import Natural, Size, conforming
 
 _FAST_DLLM_V2: dict[str, Any] = dict(
-    family="fast_dllm_v2", qkv_bias=True, qk_norm=False, shift=True, seed=True, stop_rule="reveal", sub_block=8
+    family="fast_dllm_v2", qkv_bias=True, qk_norm=False, shift=True, draws_first_token=True, stop_rule="reveal", sub_block=8
 )
 _NEMOTRON: dict[str, Any] = dict(
     family="nemotron_labs_diffusion",
     qkv_bias=False,
     qk_norm=False,
-    seed=True,
+    draws_first_token=True,
     block_origin="prompt",
     commit="causal",
     strict=False,
@@ -57,8 +57,8 @@ def model_config(config: dict[str, Any], mask_id: int | None = None, stop_ids: S
         raise ValueError(f"unknown architecture {architecture!r}; known: {', '.join(ARCHITECTURES)}")
     switches = ARCHITECTURES[architecture]
     family = switches["family"]
-    vocab, dim, layers, heads, kv_heads, hidden, norm_eps = _needed(config, _NEEDED)
-    head_dim = checked("head_dim", _field(config, _FEW, dim // heads, "head_dim"), _FEW)
+    vocab, dim, layers, heads, kv_heads, ffn_dim, norm_eps = _needed(config, _NEEDED)
+    head_dim = conforming("head_dim", _field(config, _FEW, dim // heads, "head_dim"), _FEW)
     inv_freq, rope_scale, rope = _rotary(config, head_dim)
     return ModelConfig(
         vocab=vocab,
@@ -67,7 +67,7 @@ def model_config(config: dict[str, Any], mask_id: int | None = None, stop_ids: S
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        hidden=hidden,
+        ffn_dim=ffn_dim,
         norm_eps=norm_eps,
         inv_freq=inv_freq,
         rope_scale=rope_scale,
@@ -76,7 +76,7 @@ def model_config(config: dict[str, Any], mask_id: int | None = None, stop_ids: S
         tied=_field(config, bool, False, "tie_word_embeddings"),
         block_size=_field(config, Size, _BLOCK_SIZE[family], "bd_size", "block_size"),
         mask_id=_field(config, Natural, _MASK_ID[family], "mask_token_id") if mask_id is None else mask_id,
-        stop_ids=_ids(config, "eos_token_id") if stop_ids is None else checked("stop_ids", stop_ids, tuple[Natural, ...]),
+        stop_ids=_ids(config, "eos_token_id") if stop_ids is None else conforming("stop_ids", stop_ids, tuple[Natural, ...]),
         pad_id=next(iter(_ids(config, "pad_token_id")), 0),
         **switches,
     )
@@ -86,12 +86,12 @@ def _needed(config: dict[str, Any], hints: dict[str, Any]) -> list[Any]:
     """The fields of these names, each in the type of its annotation."""
     if missing := [name for name in hints if config.get(name) is None]:
         raise ValueError(f"missing {', '.join(missing)}; the fields must be there")
-    return [checked(name, config[name], hint) for name, hint in hints.items()]
+    return [conforming(name, config[name], hint) for name, hint in hints.items()]
 
 
 def _field(config: dict[str, Any], hint: Any, default: Any, *names: str) -> Any:
     """The first of the fields that is there and not null, in the type of an annotation."""
-    return next((checked(name, config[name], hint) for name in names if config.get(name) is not None), default)
+    return next((conforming(name, config[name], hint) for name in names if config.get(name) is not None), default)
 
 
 def _ids(config: dict[str, Any], name: str) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ class Ranked(NamedTuple):
 
 
 def drawn_or_greedy[T](temperature: Float[Array, ""] | None, drawn: Callable[[], T], greedy: Callable[[], T]) -> T:
-    """`drawn()` at temperatures above 0, `greedy()` at 0. With None, `DecodeConfig.heat` of a greedy decode, `drawn` is not traced."""
+    """`drawn()` at temperatures above 0, `greedy()` at 0. None (a greedy decode): `drawn` is not traced."""
     return greedy() if temperature is None else lax.cond(temperature > 0, drawn, greedy)
 
 

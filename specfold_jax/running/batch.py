@@ -19,7 +19,7 @@ from specfold_jax.diffusion.validate import validate
 from specfold_jax.models.transformer import Params
 from specfold_jax.running.memory import explained
 from specfold_jax.running.summary import Run, summarise
-from specfold_jax.values import Size, as_array, checked
+from specfold_jax.values import Size, as_array, conforming
 
 Method = Literal["vanilla", "spiffy", "specfold"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -84,7 +84,7 @@ def implementation(
 def batches(ids: Sequence[Sequence[int]], batch: int) -> list[tuple[Int[np.ndarray, "batch capacity"], Int[np.ndarray, " batch"]]]:
     """The prompts in batches of one shape. The last one is filled up with empty rows, which end at once."""
     prompts, lengths = pad(ids)
-    batch = min(checked("batch", batch, Size), len(ids))
+    batch = min(conforming("batch", batch, Size), len(ids))
     missing = -len(ids) % batch
     prompts, lengths = np.pad(prompts, ((0, missing), (0, 0))), np.pad(lengths, (0, missing))
     return [(prompts[n : n + batch], lengths[n : n + batch]) for n in range(0, len(prompts), batch)]

@@ -26,7 +26,7 @@ from specfold_jax.diffusion.validate import row_status, validate
 from specfold_jax.models.transformer import Params
 from specfold_jax.running.batch import pad
 from specfold_jax.running.memory import explained
-from specfold_jax.values import checked
+from specfold_jax.values import conforming
 
 MASK_DOT = "·"
 _PROMPT_TAIL = 480
@@ -45,14 +45,14 @@ class DraftLine:
 
 @dataclass(frozen=True)
 class Frame:
-    """One row after a forward pass. `tokens`: everything up to the canvas' end; `hidden`, `fresh`: positions masked, and just revealed.
+    """One row after a forward pass. `tokens`: everything up to the canvas' end; `masked`, `fresh`: positions masked, and just revealed.
 
     `kind`: "check", "commit", or "prefill" for the first frame. `accepted`: drafts this forward used, each a forward saved; `forwards`,
     `saved`: made and saved so far. `decoded`: the result, in the last frame.
     """
 
     tokens: np.ndarray
-    hidden: np.ndarray
+    masked: np.ndarray
     fresh: np.ndarray
     prompt_length: int
     kind: str
@@ -130,16 +130,16 @@ def _frame(
 ) -> Frame:
     whole, end, forwards, saved = (x[0] for x in seen)
     tokens, saved = whole[:end], int(saved)
-    hidden, fresh = tokens == model.mask_id, np.ones(len(tokens), bool)
+    masked, fresh = tokens == model.mask_id, np.ones(len(tokens), bool)
     fresh[: len(old)] = tokens[: len(old)] != old
-    fresh &= ~hidden & (np.arange(len(tokens)) >= prompt_length)
-    return Frame(tokens, hidden, fresh, prompt_length, kind, int(forwards), saved - saved_before, saved, drafts)
+    fresh &= ~masked & (np.arange(len(tokens)) >= prompt_length)
+    return Frame(tokens, masked, fresh, prompt_length, kind, int(forwards), saved - saved_before, saved, drafts)
 
 
 def _with(frame: Frame, decoded: Decoded) -> Frame:
     """The last frame: without the masks and tokens that the stop cut off."""
     keep = slice(int(decoded.lengths[0]))
-    cut = (frame.tokens[keep], frame.hidden[keep], frame.fresh[keep])
+    cut = (frame.tokens[keep], frame.masked[keep], frame.fresh[keep])
     return Frame(*cut, frame.prompt_length, frame.kind, frame.forwards, frame.accepted, frame.saved, frame.drafts, decoded)
 
 
@@ -147,9 +147,9 @@ def render(frame: Frame, show: Callable[[int], str], title: str = "", rows: int 
     """A frame as rich renderables. `show` gives a token's text; `rows` keeps room for so many drafts, so that the view stands still."""
     text, prompt = Text(), "".join(show(int(t)) for t in frame.tokens[: frame.prompt_length])
     text.append(prompt if len(prompt) <= _PROMPT_TAIL else "… " + prompt[-_PROMPT_TAIL:], style="dim").append("\n")
-    for token, hidden, fresh in list(zip(frame.tokens, frame.hidden, frame.fresh, strict=True))[frame.prompt_length :]:
-        text.append(MASK_DOT if hidden else show(int(token)), style="yellow" if hidden else "bold black on green" if fresh else "")
-    generated = int((~frame.hidden[frame.prompt_length :]).sum())
+    for token, masked, fresh in list(zip(frame.tokens, frame.masked, frame.fresh, strict=True))[frame.prompt_length :]:
+        text.append(MASK_DOT if masked else show(int(token)), style="yellow" if masked else "bold black on green" if fresh else "")
+    generated = int((~frame.masked[frame.prompt_length :]).sum())
     pace = f", {generated / frame.forwards:.2f} tokens a forward" if frame.forwards else ""
     footer = f"forward {frame.forwards} ({frame.kind}): {generated} tokens{pace}, {frame.saved} forwards saved by drafts"
     parts: list[RenderableType] = [Panel(text, title=title, title_align="left", subtitle=footer, subtitle_align="left")]
@@ -178,9 +178,9 @@ def _drafts(frame: Frame, show: Callable[[int], str], rows: int) -> Table:
     return table
 
 
-def watch(views: Iterator[Frame], show: Callable[[int], str], console: Console, title: str, rows: int, pause: float) -> Decoded:
+def play(views: Iterator[Frame], show: Callable[[int], str], console: Console, title: str, rows: int, pause: float) -> Decoded:
     """Shows the frames as they come, at least `pause` seconds each, and returns the result. Raises ValueError for a pause that is none."""
-    pause = checked("pause", pause, Annotated[float, 0, 3600])
+    pause = conforming("pause", pause, Annotated[float, 0, 3600])
     decoded = None
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for frame in views:

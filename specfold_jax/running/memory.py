@@ -67,12 +67,12 @@ def table(model: ModelConfig, sizes: Sizes) -> dict[str, int]:
     """
     key_value = 2 * model.kv_heads * model.head_dim * sizes.itemsize
     xla = sizes.impl == "xla"
-    widest = max((model.heads + 2 * model.kv_heads) * model.head_dim, model.hidden * (3 if xla else 1))  # gate, up and their product
+    widest = max((model.heads + 2 * model.kv_heads) * model.head_dim, model.ffn_dim * (3 if xla else 1))  # gate, up and their product
     keys = sizes.span + sizes.block * (1 + sizes.shared)
     scores = model.heads * keys * FLOAT if xla else 0
     a_row = (model.dim + widest) * sizes.itemsize + model.layers * key_value + scores
     ranked = sizes.batch * (sizes.drafts + 1 if sizes.greedy else 1)
-    heads = ranked * (min(sizes.block, sizes.reach * sizes.sub_block) + model.seed)
+    heads = ranked * (min(sizes.block, sizes.reach * sizes.sub_block) + model.draws_first_token)
     return {
         "parameters": sizes.parameters,
         "K/V cache": model.layers * sizes.batch * sizes.span * key_value,

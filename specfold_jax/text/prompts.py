@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specfold_jax.values import checked
+from specfold_jax.values import conforming
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -49,4 +49,4 @@ def _prompt(where: str, record: dict[str, Any]) -> str:
     prompt = record.get("prompt", record.get("question", first))
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(f'{where}: must have a non-empty string "prompt" or "question", or a list "turns"; got keys {sorted(record)}')
-    return checked(f"{where}: prompt", prompt, str)
+    return conforming(f"{where}: prompt", prompt, str)

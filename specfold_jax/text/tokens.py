@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specfold_jax.models.checkpoint import resolve_folder
-from specfold_jax.values import checked, show
+from specfold_jax.values import conforming, show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +36,7 @@ def encode(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[str], raw: bo
     Raises ValueError naming a prompt that is empty or no text.
     """
     for index, prompt in enumerate(prompts):
-        if not checked(f"prompt {index}", prompt, str).strip():
+        if not conforming(f"prompt {index}", prompt, str).strip():
             raise ValueError(f"prompt {index} is empty; it must hold text")
     if raw or not tokenizer.chat_template:
         return [list(tokenizer(prompt).input_ids) for prompt in prompts]

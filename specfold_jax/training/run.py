@@ -66,7 +66,7 @@ def train(
     loaded = load(data)
     model = config.model(*special_ids(loaded))
     if export is not None and (found := latest(export)):
-        _check_same(found, config, loaded)
+        _require_same(found, config, loaded)
     state, seconds = _resume(config, loaded, out, init_state(config, model))
     if int(state.step) == config.steps:  # also how a compact checkpoint of a finished run becomes a model folder
         folder = out / "model"
@@ -126,12 +126,12 @@ def _resume(config: TrainConfig, data: TrainData, out: Path, fresh: State) -> tu
     if found is None:
         save_state(out, fresh, {"config": asdict(config), "data": data.digest, "seconds": 0.0})
         return fresh, 0.0
-    _check_same(found, config, data)
+    _require_same(found, config, data)
     state, meta = load_state(found, fresh)
     return state, float(meta["seconds"])
 
 
-def _check_same(found: Path, config: TrainConfig, data: TrainData) -> None:
+def _require_same(found: Path, config: TrainConfig, data: TrainData) -> None:
     meta = read_meta(found)
     here, there = asdict(config), meta["config"]
     if names := sorted(n for n in here | there if n not in here or n not in there or here[n] != there[n]):

@@ -149,7 +149,7 @@ Trained from scratch by `specfold train` to have a real model for tests, example
 reasoning-gym's `{meta["task"]}` with worked answers, and nothing else.
 
 - architecture: Fast-dLLM v2 (Qwen2.5 with QKV bias, tied embeddings): {config.layers} layers, width {config.dim}, {config.heads} heads,
-  {config.kv_heads} key-value head(s) of {config.head_dim}, feed-forward {config.hidden}, vocabulary {len(data.tokenizer)};
+  {config.kv_heads} key-value head(s) of {config.head_dim}, feed-forward {config.ffn_dim}, vocabulary {len(data.tokenizer)};
   block {config.block_size}, shifted logits
 - data: {meta["samples"]} different problems from {meta["draws"]} draws (reasoning-gym {meta["reasoning_gym"]}, seed {meta["seed"]}),
   {meta["tokens"]} tokens

@@ -33,7 +33,7 @@ class TrainConfig:
     heads: int = 5
     kv_heads: int = 1
     head_dim: int = 64
-    hidden: int = 1024
+    ffn_dim: int = 1024
     rope_theta: float = 1e4
     block_size: int = 32
     clean: int = 13
@@ -76,7 +76,7 @@ class TrainConfig:
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
-            "intermediate_size": self.hidden,
+            "intermediate_size": self.ffn_dim,
             "hidden_act": "silu",
             "max_position_embeddings": 1024,
             "rms_norm_eps": 1e-6,

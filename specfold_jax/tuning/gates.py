@@ -20,7 +20,7 @@ from specfold_jax.running.batch import pad
 from specfold_jax.running.memory import explained
 
 
-def watch_gates(
+def record_gates(
     params: Params, ids: Sequence[Sequence[int]], model: ModelConfig, decode: DecodeConfig, graph: DraftGraph, fold: FoldConfig
 ) -> dict[str, Any]:
     """Decodes the prompts check by check. `share` [layers][block]: share of drafts whose position was computed before attention;

@@ -16,7 +16,7 @@ from specfold_jax.models.transformer import Params
 from specfold_jax.running.batch import Method, batches, pad, run
 from specfold_jax.running.memory import explained
 from specfold_jax.running.summary import Run, summarise
-from specfold_jax.tuning.timing_table import check_times, median
+from specfold_jax.tuning.timing_table import median, require_times
 from specfold_jax.values import Natural, conform, same_names, show
 
 DRAWS = 2000
@@ -81,7 +81,7 @@ class Outcome:
 
     def __post_init__(self) -> None:
         conform(self)
-        check_times("milliseconds", self.milliseconds)
+        require_times("milliseconds", self.milliseconds)
         if not 0 < len(self.same) == len(self.tokens) == len(self.forwards):
             raise ValueError("same, tokens and forwards must have one number a prompt")
         if self.recompute is not None and not all(len(pair) == 2 for pair in self.recompute):

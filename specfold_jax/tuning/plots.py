@@ -135,7 +135,7 @@ def recompute(folded: list[Outcome], path: Path) -> None:
 
 
 def positions(gates: dict[str, Any], path: Path) -> None:
-    """Heat map, layer by position in the block, of the share of drafts computed there before attention (`tune_gates.watch_gates`)."""
+    """Heat map, layer by position in the block, of the share of drafts computed there before attention (`tune_gates.record_gates`)."""
     share = np.array(gates["share"])
     figure = Figure(figsize=(7.6, 1.7 + 0.22 * len(share)), dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)

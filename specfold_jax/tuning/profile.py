@@ -14,10 +14,10 @@ from typing import Any
 
 from specfold_jax import values as graph_json_values
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
-from specfold_jax.diffusion.graph import DraftGraph, check_made_for, differing
+from specfold_jax.diffusion.graph import DraftGraph, differing, require_made_for
 from specfold_jax.files import read_json, write_json
 from specfold_jax.running.batch import Method
-from specfold_jax.values import Size, checked, conform
+from specfold_jax.values import Size, conform, conforming
 
 _MADE_FOR: dict[str, Any] = {"model": str, "vocab": Size, "block": Size, "sub_block": Size}
 
@@ -40,12 +40,12 @@ class Profile:
     def __post_init__(self) -> None:
         conform(self)
         graph_json_values.same_names("made_for", self.made_for, list(_MADE_FOR))
-        made_for = {name: checked(f"made_for[{name!r}]", self.made_for[name], hint) for name, hint in _MADE_FOR.items()}
+        made_for = {name: conforming(f"made_for[{name!r}]", self.made_for[name], hint) for name, hint in _MADE_FOR.items()}
         if (self.fold is not None) != (self.method == "specfold"):
             raise ValueError(f"method={self.method!r} must {'have a' if self.method == 'specfold' else 'not have a'} fold")
         if (self.graph.max_drafts > 0) != (self.method != "vanilla"):
             raise ValueError(f"method={self.method!r} does not go with a graph of at most {self.graph.max_drafts} drafts a check")
-        check_made_for(self.graph, *made_for.values())
+        require_made_for(self.graph, *made_for.values())
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the profile as JSON, its graph inside; the file is whole or not there."""
@@ -60,7 +60,7 @@ class Profile:
         }
         write_json(path, record)
 
-    def check(self, name: str, model: ModelConfig, block: int | None = None, sub_block: int | None = None) -> None:
+    def require_made_for(self, name: str, model: ModelConfig, block: int | None = None, sub_block: int | None = None) -> None:
         """Raises ValueError naming what differs from what the profile was made for. `block`, `sub_block`: sizes asked for, if any."""
         here = made_for(name, model, self.decode) | {k: v for k, v in (("block", block), ("sub_block", sub_block)) if v}
         if differ := differing(self.made_for, here):
@@ -85,7 +85,7 @@ def load(path: str | os.PathLike, name: str | None = None, model: ModelConfig | 
             notes=data["notes"],
         )
         if model is not None:
-            found.check(found.made_for["model"] if name is None else name, model)
+            found.require_made_for(found.made_for["model"] if name is None else name, model)
         return found
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

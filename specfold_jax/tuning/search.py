@@ -16,17 +16,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specfold_jax.calibration.records import watch
+from specfold_jax.calibration.records import record
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.running.batch import pad
 from specfold_jax.tuning import profile as p
 from specfold_jax.tuning import report
-from specfold_jax.tuning.gates import watch_gates
+from specfold_jax.tuning.gates import record_gates
 from specfold_jax.tuning.graphs import Candidate, candidate, worth_decoding
 from specfold_jax.tuning.journal import Journal, open_journal
 from specfold_jax.tuning.measure import Outcome, Setting, Subject, measure, timed
-from specfold_jax.tuning.timing_table import TimingTable, check_times, device_name
-from specfold_jax.values import checked, same_names
+from specfold_jax.tuning.timing_table import TimingTable, device_name, require_times
+from specfold_jax.values import conforming, same_names
 
 FEWEST = 8
 WATCHED = 8
@@ -69,7 +69,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The profile; the candidates and outcomes it was chosen from, as plots show them. `gates`: `watch_gates`' of one setting."""
+    """The profile; the candidates and outcomes it was chosen from, as plots show them. `gates`: `record_gates`' of one setting."""
 
     profile: p.Profile
     candidates: list[Candidate]
@@ -163,7 +163,7 @@ class _Tuner:
         if reach not in self.records:
             tokens, lengths = (jnp.asarray(x) for x in pad(self.calibration))
             try:
-                self.records[reach] = watch(subject.params, tokens, lengths, subject.model, subject.decode, reach=reach)
+                self.records[reach] = record(subject.params, tokens, lengths, subject.model, subject.decode, reach=reach)
             except ValueError:  # nothing came after anything: no drafts for these prompts
                 self.records[reach] = None
         records = self.records[reach]
@@ -221,9 +221,9 @@ class _Tuner:
 
         def read(value: Any) -> dict[str, list[float]]:
             same_names("it", value, [o.setting.key for o in best])
-            found = checked("milliseconds", value, dict[str, list[float]])
+            found = conforming("milliseconds", value, dict[str, list[float]])
             for name, samples in found.items():
-                check_times(name, samples)
+                require_times(name, samples)
             return found
 
         self.note("timing the best settings again, in turns")
@@ -239,12 +239,12 @@ class _Tuner:
         def make() -> dict[str, Any]:
             fold = setting.fold()
             assert fold is not None
-            seen = watch_gates(subject.params, self.held[:WATCHED], subject.model, subject.decode, self.graphs[setting], fold)
+            seen = record_gates(subject.params, self.held[:WATCHED], subject.model, subject.decode, self.graphs[setting], fold)
             return seen | {"setting": setting.key, "prompts": len(self.held[:WATCHED])}
 
         def read(value: Any) -> dict[str, Any]:
             same_names("it", value, ["share", "drafts", "collapsed", "setting", "prompts"])
-            checked("share", value["share"], list[list[float]])
+            conforming("share", value["share"], list[list[float]])
             return value
 
         self.note(f"watching the gates of {setting.key}")

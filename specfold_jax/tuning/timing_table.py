@@ -27,7 +27,7 @@ class TimingTable:
     def __post_init__(self) -> None:
         conform(self)
         for key, samples in self.milliseconds.items():
-            check_times(f"milliseconds[{key!r}]", samples)
+            require_times(f"milliseconds[{key!r}]", samples)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the table as JSON; the file is whole or not there."""
@@ -47,7 +47,7 @@ class TimingTable:
         return found
 
 
-def check_times(name: str, samples: list[float]) -> None:
+def require_times(name: str, samples: list[float]) -> None:
     """Raises ValueError unless there is a sample, and all are above 0."""
     if not samples or min(samples) <= 0:
         raise ValueError(f"{name}={show(samples)} must hold at least one number, all above 0")

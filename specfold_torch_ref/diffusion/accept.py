@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_torch_ref.diffusion import reveal
-from specfold_torch_ref.diffusion.arrays import pick, where_row
+from specfold_torch_ref.diffusion.arrays import of_branch, where_row
 from specfold_torch_ref.diffusion.distribution import Distributions
 from specfold_torch_ref.diffusion.row import COMMIT, DONE, Row, committed, revealed
 from specfold_torch_ref.models.check import Branches
@@ -58,7 +58,7 @@ def accept(
         if fold is not None:
             guard = float(np.asarray(fold.guard))
             trusted = torch.where(committing, fold.fold_commit, decision.margin >= guard) & (guard < np.inf)
-            unsafe = pick(folded, chain.branch) & ~trusted
+            unsafe = of_branch(folded, chain.branch) & ~trusted
         go = chain.running & ~unsafe & ~(committing & (chain.commit >= 0))
         denoised = revealed(row, decision.reveal, ranked.tokens[..., 0], model, decode)
         moved = where_row(committing, committed(row, seen.following(chain.branch), model, decode), denoised)

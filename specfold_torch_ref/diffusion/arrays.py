@@ -13,7 +13,7 @@ def write(buffer: Tensor, values: Tensor, start: Int[Tensor, " batch"]) -> Tenso
     return buffer.index_put((row, position), values)
 
 
-def pick(x: Tensor, branch: Int[Tensor, " batch"]) -> Tensor:
+def of_branch(x: Tensor, branch: Int[Tensor, " batch"]) -> Tensor:
     """x[b, branch[b]]."""
     return x[torch.arange(x.shape[0], device=x.device), branch.to(x.device)]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_torch_ref.diffusion import reveal
-from specfold_torch_ref.diffusion.arrays import pick
+from specfold_torch_ref.diffusion.arrays import of_branch
 from specfold_torch_ref.diffusion.draft import Known
 from specfold_torch_ref.diffusion.row import Row
 from specfold_torch_ref.models.check import Branches, Checked
@@ -44,11 +44,11 @@ class Distributions:
         rows = (self.first[..., None] + offsets - int(model.shift)).clamp(min=0)
         start = branches.starts()[..., None]
         self.position = start + self.first[..., None] + offsets
-        if model.seed:
+        if model.draws_first_token:
             rows = torch.cat([rows, torch.full_like(rows[..., :1], block - 1)], dim=-1)
             self.position = torch.cat([self.position, start + block], dim=-1)
         self.hidden, self.rows = checked.hidden, rows  # [batch, branch, block, dim], [batch, branch, head row]
-        self.weight, self.seed, self.starts_drawn = head_weight(params), row.seed, model.seed
+        self.weight, self.seed, self.starts_drawn = head_weight(params), row.seed, model.draws_first_token
         self.mask_id, self.temperature, self.ranks, self.impl = (
             model.mask_id,
             float(np.asarray(decode.temperature)),
@@ -83,14 +83,14 @@ class Distributions:
 
     def _drawn(self, branch: Int[Tensor, " batch"], step: Int[Tensor, " batch"], rows: slice) -> Ranked:
         if self.greedy is not None:
-            return Ranked(*(pick(x, branch)[:, rows] for x in self.greedy))
-        which, position = pick(self.rows, branch)[:, rows], pick(self.position, branch)[:, rows]
+            return Ranked(*(of_branch(x, branch)[:, rows] for x in self.greedy))
+        which, position = of_branch(self.rows, branch)[:, rows], of_branch(self.position, branch)[:, rows]
         return self._rank(torch.arange(len(branch)), branch, which, position, step[:, None].expand(position.shape))
 
     def at(self, branch: Int[Tensor, " batch"], step: Int[Tensor, " batch"]) -> Ranked:
         """A branch's distribution over the positions of the block, drawn as vanilla step `step`; odds -inf where not evaluated."""
         ranked = self._drawn(branch, step, slice(self.width))
-        offset = torch.arange(self.block) - pick(self.first, branch)[:, None]
+        offset = torch.arange(self.block) - of_branch(self.first, branch)[:, None]
         row, index = torch.arange(offset.shape[0])[:, None], offset.clamp(0, self.width - 1)
         tokens, odds, gap = (x[row, index] for x in ranked)
         return Ranked(tokens, torch.where((offset >= 0) & (offset < self.width), odds, -torch.inf), gap)

@@ -65,7 +65,7 @@ def _make_room(
     wanted = goes_on & (main | torch.any(complete, dim=1))
     if model.stop_rule == "commit":  # a block that stops its row has no next one
         generated = row.positions >= row.lengths[:, None]
-        wanted &= ~(main & stops(row.canvas, generated, decode.stops(model), model.mask_id))
+        wanted &= ~(main & stops(row.canvas, generated, decode.stop_tokens(model), model.mask_id))
     behind = torch.where(main, -1, heaviest)
     victim = torch.where(behind == count - 1, count - 2, count - 1)
     full = wanted & torch.all(drafts.valid, dim=1)

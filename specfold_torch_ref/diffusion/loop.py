@@ -15,14 +15,14 @@ from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.diffusion.validate import validate
 from specfold_torch_ref.diffusion.accept import Chain, accept
-from specfold_torch_ref.diffusion.arrays import pick, where_row, write
+from specfold_torch_ref.diffusion.arrays import of_branch, where_row, write
 from specfold_torch_ref.diffusion.distribution import Distributions
 from specfold_torch_ref.diffusion.draft import nothing_known
 from specfold_torch_ref.diffusion.layout import lay_out
 from specfold_torch_ref.diffusion.row import COMMIT, DENOISE, DONE, Row, ends
 from specfold_torch_ref.diffusion.state import Decoded, DecodeState, Stats
 from specfold_torch_ref.models.check import Branches, Checked, check
-from specfold_torch_ref.models.convert import check_params
+from specfold_torch_ref.models.convert import require_fitting
 from specfold_torch_ref.models.ops import Implementation, head
 from specfold_torch_ref.models.transformer import Cache, Params, head_weight, prefill
 
@@ -58,8 +58,8 @@ def begin(
         limit=lengths + decode.max_new_tokens,
         seed=torch.from_numpy(np.array(decode.seed)).long().expand(batch),
     )
-    if model.seed:
-        last = pick(hidden, (start - 1).clamp(min=0))
+    if model.draws_first_token:
+        last = of_branch(hidden, (start - 1).clamp(min=0))
         drawn = head(
             last,
             head_weight(params),
@@ -96,7 +96,7 @@ def finish(state: DecodeState, model: ModelConfig, decode: DecodeConfig) -> Deco
     tokens = write(state.tokens, row.canvas, row.start)[:, :total]
     position = torch.arange(total)
     generated = (position >= row.lengths[:, None]) & (position < row.limit[:, None])
-    stop = generated & torch.isin(tokens, torch.tensor(decode.stops(model), dtype=torch.long))
+    stop = generated & torch.isin(tokens, torch.tensor(decode.stop_tokens(model), dtype=torch.long))
     lengths = torch.where(torch.any(stop, dim=1), torch.argmax(stop.int(), dim=1) + 1, row.limit)
     return Decoded(torch.where(position < lengths[:, None], tokens, model.pad_id).int(), lengths.int(), state.stats)
 
@@ -187,7 +187,7 @@ def _decode(
     validate(params, prompts.numpy(), lengths.numpy(), model, decode, graph, fold)
     if decode.impl != "auto":
         raise ValueError(f"DecodeConfig(impl={decode.impl!r}) is for JAX; here impl is an argument of the decode functions: {impl!r}")
-    check_params(params, model)
+    require_fitting(params, model)
     state = begin(params, prompts, lengths, model, decode, graph, impl=impl)
     while unfinished(state):
         state = decode_step(state, params, model, decode, graph, fold, impl=impl)

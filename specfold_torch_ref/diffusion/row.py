@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 def stops(row: Row, model: ModelConfig, decode: DecodeConfig) -> Bool[Tensor, " batch"]:
     """Whether a generated stop token stands in the canvas with no MASK before it."""
-    return reveal.stops(row.canvas, row.positions >= row.lengths[:, None], decode.stops(model), model.mask_id)
+    return reveal.stops(row.canvas, row.positions >= row.lengths[:, None], decode.stop_tokens(model), model.mask_id)
 
 
 def ends(row: Row, model: ModelConfig, decode: DecodeConfig) -> Bool[Tensor, " batch"]:
@@ -80,6 +80,6 @@ def committed(row: Row, following: Int[Tensor, " batch"], model: ModelConfig, de
 def first_canvas(following: Int[Tensor, " batch"], block: int, model: ModelConfig) -> Int[Tensor, "batch block"]:
     """A new block's canvas: all MASK, but the drawn first token of families that have one."""
     canvas = torch.full((following.shape[0], block), model.mask_id)
-    if model.seed:
+    if model.draws_first_token:
         canvas[:, 0] = following
     return canvas

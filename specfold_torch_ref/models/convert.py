@@ -68,14 +68,14 @@ def _move(
 ) -> dict[str, Any]:
     """Converts each parameter. `table`: where it is -> where it goes, and its place in the JAX pytree, which has its shape."""
     found = _leaves(params)
-    _check(found, model, {path: named for path, (_, named) in table.items()})
+    _require_shapes(found, model, {path: named for path, (_, named) in table.items()})
     out: dict[str, Any] = {"layers": [{} for _ in range(model.layers)]}
     for path, (place, _) in table.items():
         at(out, place[:-1])[place[-1]] = convert(found[path])
     return out
 
 
-def check_params(params: Params, model: ModelConfig) -> None:
+def require_fitting(params: Params, model: ModelConfig) -> None:
     """Raises TypeError unless all are tensors, ValueError naming what is missing, extra, of a wrong shape or of another dtype."""
     found = _leaves(params)
     for path, value in found.items():
@@ -84,12 +84,12 @@ def check_params(params: Params, model: ModelConfig) -> None:
             raise TypeError(
                 f"params.{_show(path)} is a {kind}, must be a tensor; specfold_torch_ref.models.convert.to_torch(params, model) makes them"
             )
-    _check(found, model, {place: path for path, place in name_table(model).items()})
+    _require_shapes(found, model, {place: path for path, place in name_table(model).items()})
     if len(kinds := {str(value.dtype) for value in found.values()}) > 1:
         raise ValueError(f"params have dtypes {', '.join(sorted(kinds))}, must have one")
 
 
-def _check(found: dict[Path, Any], model: ModelConfig, table: dict[Path, Path]) -> None:
+def _require_shapes(found: dict[Path, Any], model: ModelConfig, table: dict[Path, Path]) -> None:
     """`table`: where a parameter must be -> its place in the JAX pytree."""
     wanted, problems = shapes(model), [f"unexpected {_show(path)}" for path in found.keys() - table.keys()]
     for path, named in table.items():
