@@ -226,8 +226,7 @@ class FoldConfig:
     from a folded branch must have; 0 trusts them all, inf none (lossless). `gates`: one gate a layer, or a second one in front of the
     feed-forward network (ours). `reference`: compare with the parent branch or with the resolved source. `correction`: re-evaluate a
     folded position's attention over its own branch's keys. `force_revealed` (ours): newly revealed positions are always computed.
-    `scope`: fold the "layer", or the "ffn" only (attention dense). `fold_commit`: take a commit from a folded branch as it is.
-    `draft_from`: after a guard stop draft from the last "trusted" distribution or from the branch's "own".
+    `scope`: fold the "layer", or the "ffn" only (attention dense).
     """
 
     tau: float = 0.1
@@ -237,8 +236,6 @@ class FoldConfig:
     correction: bool = _static(default=True)
     force_revealed: bool = _static(default=True)
     scope: Literal["layer", "ffn"] = _static(default="layer")
-    fold_commit: bool = _static(default=False)
-    draft_from: Literal["trusted", "own"] = _static(default="trusted")
 
     def __post_init__(self) -> None:
         conform(self, ("tau", "guard"))

@@ -6,8 +6,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from specfold_jax.calibration.calibrate import Source
-from specfold_jax.config import DecodeConfig
+from specfold_jax.config import DecodeConfig, FoldConfig
 from specfold_jax.running.batch import Method
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "one gate": {"gates": 1},
+    "reference: source": {"reference": "source"},
+    "no correction": {"correction": False},
+    "revealed not forced": {"force_revealed": False},
+    "feed-forward only": {"scope": "ffn"},
+}
+"""Changes of `FoldConfig`'s switches, one at a time."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Setting(Shared):
-    """One row of a table. `guard` is "inf" in text, for JSON has no infinity."""
+    """One row of a table. `guard` is "inf" in text, as JSON has no infinity. `ablation`: a name of `ABLATIONS`; None: folding as it is."""
 
     method: Method = "vanilla"
     source: Source | None = None
@@ -41,18 +50,28 @@ class Setting(Shared):
     share: bool | None = None
     tau: float | None = None
     guard: float | Literal["inf"] | None = None
+    ablation: str | None = None
+
+    def fold(self) -> FoldConfig | None:
+        """The folding configuration; None where nothing is folded."""
+        if self.tau is None:
+            return None
+        return FoldConfig(self.tau, float(self.guard or 0), **ABLATIONS.get(self.ablation or "", {}))
 
     def title(self) -> str:
         """The setting in a line."""
         head = f"{self.dtype} threshold {self.threshold:g} sub-block {self.sub_block} T {self.temperature:g}"
         words = [f"{head} {self.max_new_tokens} tokens x {self.samples} by {self.batch}: {self.method}"]
-        words += [f"{name}={value}" for name, value in list(asdict(self).items())[-5:] if value is not None]
+        words += [f"{name}={value}" for name, value in list(asdict(self).items())[-6:] if value is not None]
         return " ".join(words)
 
 
 @dataclass(frozen=True)
 class Group(Shared):
-    """A grid: Spiffy over sources x drafts x share; SpecFold over fold_sources x fold_drafts x taus x guards, sharing if `share` has it."""
+    """A grid: Spiffy over sources x drafts x share; SpecFold over fold_sources x fold_drafts x taus x guards x ablations.
+
+    SpecFold shares commits if `share` has it.
+    """
 
     sources: tuple[Source, ...] = ("union",)
     drafts: tuple[int, ...] = (8,)
@@ -61,6 +80,7 @@ class Group(Shared):
     fold_drafts: tuple[int, ...] = (8,)
     taus: tuple[float, ...] = (0.1,)
     guards: tuple[float, ...] = (0.5,)
+    ablations: tuple[str | None, ...] = (None,)
 
     def settings(self) -> list[Setting]:
         """Vanilla, then the grid."""
@@ -68,8 +88,9 @@ class Group(Shared):
         found = [vanilla]
         for source, drafts, share in itertools.product(self.sources, self.drafts, self.share):
             found.append(replace(vanilla, method="spiffy", source=source, drafts=drafts, share=share))
-        for source, drafts, tau, guard in itertools.product(self.fold_sources, self.fold_drafts, self.taus, self.guards):
-            fold: dict[str, Any] = {"tau": tau, "guard": "inf" if guard == _INF else guard}
+        grid = itertools.product(self.fold_sources, self.fold_drafts, self.taus, self.guards, self.ablations)
+        for source, drafts, tau, guard, ablation in grid:
+            fold: dict[str, Any] = {"tau": tau, "guard": "inf" if guard == _INF else guard, "ablation": ablation}
             found.append(replace(vanilla, method="specfold", source=source, drafts=drafts, share=max(self.share), **fold))
         return found
 
@@ -89,4 +110,5 @@ PRESETS: dict[str, tuple[Group, ...]] = {
         replace(_FEW, sub_block=32, sources=("ranks", "confidence"), fold_sources=("ranks",), guards=(0, 0.5)),
     ),
     "five": (replace(_BASE, sources=_ALL, drafts=(5,), share=_BOTH, fold_drafts=(5,)),),
+    "ablations": (replace(_FEW, guards=(0, 0.5), ablations=(None, *ABLATIONS)),),
 }

@@ -1,6 +1,7 @@
 """Vanilla, Spiffy and SpecFold on the tiny model: accuracy, agreement, forward passes, accepted depth, recompute ratio, speed.
 
     python -m benchmarks.quality.methods --preset readme --out benchmarks/results/methods-h200.json
+    python -m benchmarks.quality.methods --preset ablations --out benchmarks/results/methods-ablations-h200.json
     python -m benchmarks.quality.methods --preset quick --out /tmp/quick.json --samples 32 --taus 0.05,0.1
 
 Every group of settings is compared with one vanilla run on the same held-out problems, and takes its draft graphs from one watched
@@ -24,7 +25,7 @@ from benchmarks.common.results_file import ResultsFile
 from benchmarks.quality.grid import PRESETS, Group, Setting, Shared
 from specfold_jax.calibration.calibrate import choose
 from specfold_jax.calibration.records import Records, record
-from specfold_jax.config import FoldConfig, ModelConfig
+from specfold_jax.config import ModelConfig
 from specfold_jax.diffusion.draft import distinct, every_draft
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.evaluation.intervals import wilson
@@ -153,8 +154,7 @@ def run_group(
             if (source, drafts) not in graphs:
                 graphs[source, drafts] = choose(records, it.model, decode, drafts, source, reach=reach, name=name)
             graph = graphs[source, drafts]
-            fold = None if setting.tau is None else FoldConfig(setting.tau, float(setting.guard or 0))
-            one = (it.params, it.ids, it.model, group.decode(bool(setting.share)), graph, fold)
+            one = (it.params, it.ids, it.model, group.decode(bool(setting.share)), graph, setting.fold())
             found = measure(run_all(setting.method, *one, batch=group.batch, warm_up=True), vanilla, it.right, group.short)
             nodes = {"rank_nodes": graph.pairs.shape[0], "confidence_nodes": graph.theta.shape[0]}
             report(setting, found | nodes | {"distinct_drafts": distinct_share(records, graph, it.model.mask_id, sub_block)})

@@ -45,6 +45,8 @@ def _method(row: Result) -> str:
         words.append("no sharing")
     if s["tau"] is not None:
         words.append(f"tau {s['tau']:g}, guard {s['guard']}")
+    if s.get("ablation"):
+        words.append(s["ablation"])
     return ", ".join(words)
 
 
@@ -181,6 +183,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "drafts": ((_METHODS,), _drafts),
     "five": (("methods-five-h200.json",), _drafts),
     "three": (("methods-three-h200.json",), _three),
+    "ablations": (("methods-ablations-h200.json",), _folding),
     "folding": ((_METHODS,), _folding),
     "decoding": ((_METHODS,), _decoding),
     "bfloat16": ((_METHODS,), _bfloat16),

@@ -183,7 +183,7 @@ def test_what_is_lacking_is_what_the_kernels_refuse(changes, params, ranks):
     assert (lacking(given, this, AUTO.block(this), sf.FoldConfig(), ranks) is None) == (refused is None), refused
 
 
-OPTIONS = ({"gates": 1}, {"scope": "ffn"}, {"correction": False}, {"force_revealed": False}, {"draft_from": "own"})
+OPTIONS = ({"gates": 1}, {"scope": "ffn"}, {"correction": False}, {"force_revealed": False})
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -128,7 +128,7 @@ def test_a_truth_value_is_no_number():
         jax.jit(lambda x: sf.DecodeConfig(seed=x).threshold)(jax.random.key(0))
 
 
-SIZES, SWITCHES = ("max_new_tokens", "block_size", "sub_block", "steps"), ("correction", "force_revealed", "fold_commit", "pack", "share")
+SIZES, SWITCHES = ("max_new_tokens", "block_size", "sub_block", "steps"), ("correction", "force_revealed", "pack", "share")
 WRONG = [
     (name, value, "must be a whole number of at least 1") for name in SIZES for value in (0, -3, 1.5, "8", True, [8], NAN, np.float32(8))
 ]
@@ -136,7 +136,7 @@ WRONG += [(name, 2**31, "must be at most 2147483647") for name in SIZES] + [("ma
 WRONG += [(name, value, "must be true or false") for name in SWITCHES for value in ("false", "", 0, 1, None, [], np.float32(1))]
 WRONG += [("stop_ids", value, "must be a list") for value in ("12", "", 12, {1: 2}, {1, 2})]
 WRONG += [("stop_ids", value, "must be a whole number of at least 0") for value in ((1.7,), ["1"], (True,), (3, -1), [[1]], (None,))]
-CHOICES = ("gates", "reference", "scope", "draft_from", "order")
+CHOICES = ("gates", "reference", "scope", "order")
 WRONG += [(name, value, "must be one of") for name in CHOICES for value in ("other", "", 0, 3, True, 1.0, None, ["own"])]
 WRONG += [("impl", value, "must be") for value in ("cuda", "triton", "", None, 1, ["xla"])]
 

@@ -92,8 +92,8 @@ def test_specfold_commits_from_a_draft_it_computed_in_full(small, ragged, refere
 
 
 def test_an_infinite_guard_trusts_no_folded_commit(fast, ragged):
-    """Neither its keys and values, nor the token it would start the next block with; whatever else the configuration allows."""
-    fold = dataclasses.replace(EXACT, tau=float("inf"), fold_commit=True)
+    """Neither its keys and values, nor the token it would start the next block with."""
+    fold = dataclasses.replace(EXACT, tau=float("inf"))
     same(
         specfold(fast.params, *ragged, fast.model, config(share=False), GRAPHS["everything at once"], fold),
         vanilla(fast.params, *ragged, fast.model, config()),

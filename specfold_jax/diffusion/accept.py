@@ -54,7 +54,7 @@ def accept(
         unsafe = jnp.zeros_like(committing)
         if fold is not None:
             guard = jnp.asarray(fold.guard, jnp.float32)
-            trusted = jnp.where(committing, fold.fold_commit, decision.margin >= guard) & (guard < jnp.inf)
+            trusted = ~committing & (decision.margin >= guard) & (guard < jnp.inf)
             unsafe = of_branch(folded, chain.branch) & ~trusted
         go = chain.running & ~unsafe & ~(committing & (chain.commit >= 0))
         denoised = revealed(row, decision.reveal, ranked.tokens[..., 0], model, decode)

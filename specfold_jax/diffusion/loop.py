@@ -111,10 +111,9 @@ def decode_step(
     left_behind = jnp.where(chain.commit[:, None] >= 0, chain.finished, chain.row.canvas)
     known, following = state.known, state.following
     if graph.width:
-        source = chain.branch if fold is not None and fold.draft_from == "own" else chain.last
         nothing = nothing_known(row.canvas.shape[0], row.canvas.shape[1], graph)
-        known = where_row(chain.fresh, nothing, seen.known(source, chain.row.step, graph.width))
-        following = seen.following(source)
+        known = where_row(chain.fresh, nothing, seen.known(chain.last, chain.row.step, graph.width))
+        following = seen.following(chain.last)
     return DecodeState(
         row=chain.row,
         tokens=write(state.tokens, left_behind, row.start),

@@ -57,7 +57,7 @@ def accept(
         unsafe = never
         if fold is not None:
             guard = float(np.asarray(fold.guard))
-            trusted = torch.where(committing, fold.fold_commit, decision.margin >= guard) & (guard < np.inf)
+            trusted = ~committing & (decision.margin >= guard) & (guard < np.inf)
             unsafe = of_branch(folded, chain.branch) & ~trusted
         go = chain.running & ~unsafe & ~(committing & (chain.commit >= 0))
         denoised = revealed(row, decision.reveal, ranked.tokens[..., 0], model, decode)
