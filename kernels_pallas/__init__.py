@@ -1,1 +1,1 @@
-"""The operations as Pallas Mosaic-GPU kernels for Hopper. `check.py` evaluates a forward pass on them, `head.py` ranks its tokens."""
+"""The operations as Pallas Mosaic-GPU kernels for Hopper. `specfold_jax/backends/pallas.py` evaluates a forward pass on them."""

@@ -3,8 +3,8 @@
 An online softmax (arXiv 2205.14135) over segments of `block` keys that are numbered by absolute position: the cache's first, then the
 context and the own block. A turn takes the next KEYS keys; of a tile of 64 query rows, warpgroup w of four takes the turns whose number
 is w modulo 4, in increasing order, and the four states are merged in the order 0, 1, 2, 3. How sums are rounded so depends on positions
-alone: the bits are the same whether a block is read from the cache or from this call (decisions.md 11), for any number of branches and
-sequences.
+alone: the bits are the same whether a block is read from the cache or from this call, for any number of branches and sequences
+(kernels_pallas/README.md, "The order of attention").
 """
 
 import math

@@ -159,7 +159,7 @@ class DecodeConfig:
     `steps`: reveal at least block_size / steps tokens a step. `order`: which tokens are revealed when too few pass the threshold.
     `pack`: evaluate only the rows that matter, in capacity buckets (same results; False keeps one dense program).
     `share`: one forward may serve as a block's commit and as the next block's first check; it takes one of the drafts' places.
-    `impl`: "xla", "pallas" (NotImplementedError where the kernels cannot run), or "auto" (`implementations.settled`).
+    `impl`: "xla", "pallas" (NotImplementedError where the kernels cannot run), or "auto" (`specfold_jax.backends.choice`).
     """
 
     max_new_tokens: Size = _static(default=256)

@@ -1,7 +1,7 @@
 """The operations of a layer and the head at real models' shapes: inputs, floors, and how far a result may be from fp32.
 
 Rows are those of one sequence, branches of 32; branch n > 0 descends from (n - 1) // 2. Weights and activations are bfloat16. The
-implementations are in `op_kernels.py`.
+implementations are in `kernels.py`.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The operations of `op_cases.py` in every implementation: functions of the case and of the arrays that their parameters name.
+"""The operations of `cases.py` in every implementation: functions of the case and of the arrays that their parameters name.
 
 Outputs are named; an implementation may lack some. What is cut where differs, and times are of what each does:
 

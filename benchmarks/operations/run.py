@@ -5,10 +5,10 @@ r"""Time of every operation of a layer and of the head, by implementation, besid
     python -m benchmarks.operations.run --shapes toy --rows 64 --impls xla --repetitions 2 --links 4 --out /tmp/ops.json
 
 Rows are rows in all, in whole branches of 32; "288:80" is room for 288 of which 80 are computed, for the operations on packed rows. What
-each implementation does is in `op_kernels.py`, how times are taken in `op_timing.METHOD`, and in the results.
+each implementation does is in `kernels.py`, how times are taken in `timing.METHOD`, and in the results.
 
 An operation is timed only if its result is right: relative RMS error of every output against fp32 on the same inputs within
-`op_cases.TOLERANCE`, whole numbers equal. Else the results say "refused", with the errors; if it raises, "failed". Either way the others
+`cases.TOLERANCE`, whole numbers equal. Else the results say "refused", with the errors; if it raises, "failed". Either way the others
 are measured and the exit status is 1. "unsupported": the implementation has no such kernel, or none for these sizes. Times below the
 floor are marked: the operation then found in the cache what should have come from memory, or did less than it should.
 

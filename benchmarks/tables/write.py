@@ -1,4 +1,4 @@
-"""Writes the measured tables of README.md and of benchmarks/results/README.md from the committed results.
+"""Writes the measured tables of README.md and of the documents in benchmarks/results from the committed results.
 
 python -m benchmarks.tables.write           rewrites what stands between <!-- table:NAME --> and <!-- /table:NAME -->
 python -m benchmarks.tables.write --check   changes nothing; exit status 1 if a document is stale
@@ -21,7 +21,7 @@ from benchmarks.tables.implementations import both_sides, checks, decode, ops, p
 from benchmarks.tables.markdown import NOT_YET, Column, Result, Rows, number, proportion, table, where
 from specfold_jax.files import write_text
 
-DOCUMENTS = ROOT / "README.md", RESULTS / "README.md"
+DOCUMENTS = ROOT / "README.md", *(RESULTS / name for name in ("README.md", "quality.md", "speed.md", "operations.md"))
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_boolean("check", False, "change nothing; exit status 1 if a document is stale", flag_values=FLAGS)

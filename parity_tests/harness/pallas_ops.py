@@ -1,4 +1,4 @@
-"""The operations of the parity matrix on the Pallas kernels: what `kernels_pallas/check.py` composes, one operation at a time."""
+"""The operations of the parity matrix on the Pallas kernels: what `specfold_jax/backends/pallas.py` composes, one operation at a time."""
 
 import contextlib
 from typing import Any

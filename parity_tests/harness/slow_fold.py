@@ -52,7 +52,7 @@ def feed_forward(layer, y, model):
 
 
 def gate(x, parent, revealed, valid, fold):
-    """computed, source [branch, block], and the closest call: decisions.md 13, branch by branch."""
+    """computed, source [branch, block], and the closest call, branch by branch (specfold_jax/diffusion/README.md, "Gate")."""
     branches, block = revealed.shape
     computed, source, closest = np.zeros((branches, block), bool), np.zeros((branches, block), int), np.inf
     for b in range(branches):

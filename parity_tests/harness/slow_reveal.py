@@ -1,4 +1,8 @@
-"""The reveal rule as its definition reads, one position at a time."""
+"""The reveal rule as its definition reads, one position at a time.
+
+The definition: specfold_jax/diffusion/README.md, "Scores"; specfold_jax/diffusion/README.md, "Reveal"; and for margins
+specfold_jax/diffusion/README.md, "Guard".
+"""
 
 import numpy as np
 
@@ -6,7 +10,7 @@ BLOCK, MASK = 8, 310
 
 
 def slow(canvas, odds, gap, step, threshold, strict, sub_block, steps, order) -> tuple[set[int], float]:
-    """Positions to reveal and the smallest margin, from decisions.md 1, 2 and 8 word for word."""
+    """Positions to reveal and the smallest margin."""
     first = int(np.flatnonzero(canvas == MASK)[0]) // sub_block * sub_block
     masked = [i for i in range(first, first + sub_block) if canvas[i] == MASK]
     bar = (

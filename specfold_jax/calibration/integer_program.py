@@ -1,4 +1,4 @@
-"""Choosing a number of things by an integer program, of which `select` and `cover` each write one."""
+"""Choosing a number of things by an integer program, of which `rank_nodes` and `cover` each write one."""
 
 from collections.abc import Iterable, Sequence
 

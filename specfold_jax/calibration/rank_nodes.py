@@ -1,4 +1,6 @@
-"""Choosing the nodes of a draft graph from recorded chains, as an integer program (algorithms.md, section 2).
+"""Choosing the nodes of a draft graph from recorded chains, as an integer program.
+
+See specfold_jax/diffusion/README.md, "Choosing a draft graph".
 
 A chain is what one decode step of the calibration run foretold: q_1 < q_2 < ..., where q_l is the set of (position rank, token rank)
 pairs revealed within the next l steps. Both objectives are sums of terms "gain if all of these nodes are chosen":

@@ -20,7 +20,7 @@ SOURCE_NAMES = {"ranks": "rank graph", "confidence": "confidence", "union": "uni
 
 
 def draw_all(tuned: Any, folder: Path) -> list[Path]:
-    """Writes the pictures that the run (`tune.Tuned`) has data for into the folder; returns their files."""
+    """Writes the pictures that the run (`search.Tuned`) has data for into the folder; returns their files."""
     folded = [o for o in tuned.outcomes if o.setting.method == "specfold"]
     wanted: dict[str, Callable[[Path], None]] = {}
     if folded:
@@ -135,7 +135,7 @@ def recompute(folded: list[Outcome], path: Path) -> None:
 
 
 def positions(gates: dict[str, Any], path: Path) -> None:
-    """Heat map, layer by position in the block, of the share of drafts computed there before attention (`tune_gates.record_gates`)."""
+    """Heat map, layer by position in the block, of the share of drafts computed there before attention (`gates.record_gates`)."""
     share = np.array(gates["share"])
     figure = Figure(figsize=(7.6, 1.7 + 0.22 * len(share)), dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
