@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array
 
 from specfold_jax.config import ModelConfig
-from specfold_jax.models.checkpoint import shapes
+from specfold_jax.models.parameters import shapes
 from specfold_jax.models.transformer import Params, head_weight
 
 SPARE = 2.0**-20

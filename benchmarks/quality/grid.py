@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from specfold_jax.calibration.calibrate import Source
 from specfold_jax.config import DecodeConfig, FoldConfig
-from specfold_jax.running.batch import Method
+from specfold_jax.methods import MethodName
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "one gate": {"gates": 1},
@@ -44,7 +44,7 @@ class Shared:
 class Setting(Shared):
     """One row of a table. `guard` is "inf" in text, as JSON has no infinity. `ablation`: a name of `ABLATIONS`; None: folding as it is."""
 
-    method: Method = "vanilla"
+    method: MethodName = "vanilla"
     source: Source | None = None
     drafts: int | None = None
     share: bool | None = None

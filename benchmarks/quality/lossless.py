@@ -24,6 +24,7 @@ from benchmarks.common.results_file import ResultsFile
 from specfold_jax.calibration.calibrate import choose
 from specfold_jax.calibration.records import record
 from specfold_jax.config import IMPLEMENTATIONS, DecodeConfig, FoldConfig
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.evaluation.agreement import differences
 from specfold_jax.models.checkpoint import load
 from specfold_jax.running.batch import pad, run_all
@@ -107,10 +108,10 @@ def main() -> None:
             graphs = {source: choose(records, model, base, FLAGS.drafts, source, reach=reach, name="tiny") for source in FLAGS.source}
         for batch, temperature, methods in groups:
             decode = dataclasses.replace(base, temperature=temperature)
-            vanilla = run_all("vanilla", params, asked, model, decode, batch=batch)
+            vanilla = run_all(params, asked, Decoding.of("vanilla", model, decode), batch)
             for line in methods:
-                fold = (FoldConfig(guard=float("inf")),) if line["method"] == LOSSLESS_FOLD else ()
-                run = run_all("specfold" if fold else "spiffy", params, asked, model, decode, graphs[line["source"]], *fold, batch=batch)
+                fold = FoldConfig(guard=float("inf")) if line["method"] == LOSSLESS_FOLD else None
+                run = run_all(params, asked, Decoding(model, decode, graphs[line["source"]], fold), batch)
                 file.add(found := compare(line, run, vanilla))
                 where = ", ".join(f"{name}={value}" for name, value in found.items() if name != "first_differences")
                 print(f"{time.monotonic() - begun:6.0f} s  {where}", flush=True)

@@ -26,6 +26,7 @@ from benchmarks.quality.grid import PRESETS, Group, Setting, Shared
 from specfold_jax.calibration.calibrate import choose
 from specfold_jax.calibration.records import Records, record
 from specfold_jax.config import ModelConfig
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.draft import distinct, every_draft
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.evaluation.intervals import wilson
@@ -142,7 +143,7 @@ def run_group(
     records, graphs = None, {}
     # float32 products are exact: a GPU's default would round their operands.
     with jax.default_matmul_precision("highest" if group.dtype == "float32" else "default"):
-        vanilla = run_all("vanilla", it.params, it.ids, it.model, decode, batch=group.batch, warm_up=True)
+        vanilla = run_all(it.params, it.ids, Decoding.of("vanilla", it.model, decode), group.batch, warm_up=True)
         for setting in pending:
             if setting.method == "vanilla":
                 report(setting, measure(vanilla, vanilla, it.right, group.short))
@@ -154,8 +155,8 @@ def run_group(
             if (source, drafts) not in graphs:
                 graphs[source, drafts] = choose(records, it.model, decode, drafts, source, reach=reach, name=name)
             graph = graphs[source, drafts]
-            one = (it.params, it.ids, it.model, group.decode(bool(setting.share)), graph, setting.fold())
-            found = measure(run_all(setting.method, *one, batch=group.batch, warm_up=True), vanilla, it.right, group.short)
+            how = Decoding.of(setting.method, it.model, group.decode(bool(setting.share)), graph, setting.fold())
+            found = measure(run_all(it.params, it.ids, how, group.batch, warm_up=True), vanilla, it.right, group.short)
             nodes = {"rank_nodes": graph.pairs.shape[0], "confidence_nodes": graph.theta.shape[0]}
             report(setting, found | nodes | {"distinct_drafts": distinct_share(records, graph, it.model.mask_id, sub_block)})
 

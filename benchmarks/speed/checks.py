@@ -40,7 +40,9 @@ from benchmarks.speed.ratios import EMBEDDED
 from benchmarks.speed.timing import grouped, spread
 from benchmarks.speed.timing_jax import check_loop, empty_turn, kernel_times, turn_seconds
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.draft import descent
+from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.models.check import Branches, Checked
 from specfold_jax.models.checkpoint import resolve_folder
 from specfold_jax.models.transformer import Cache, Params, prefill
@@ -86,7 +88,7 @@ def inputs(params: Params, model: ModelConfig, batch: int, drafts: int, prefix: 
 
 def run(model: ModelConfig, decode: DecodeConfig, given: Given, fold: FoldConfig | None, turns: Array) -> Checked:
     """So many checks, each after the one before."""
-    return check_loop(*given, model, decode, fold, turns)
+    return check_loop(*given, Decoding(model, decode, DraftGraph.empty(), fold), turns)
 
 
 def settings(shape: str, impl: str, batch: int, drafts: int) -> list[Setting]:

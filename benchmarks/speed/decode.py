@@ -51,11 +51,12 @@ from benchmarks.common.results_file import ResultsFile
 from benchmarks.common.shapes import SHAPES, embed
 from benchmarks.speed.ratios import Result, Setting, kin, line, ratio_table, table, title
 from benchmarks.speed.timing import Side, at_prefix, decode_all, largest, span, spread, time_parts
-from benchmarks.speed.timing_jax import How, JaxSide, compile_programs
+from benchmarks.speed.timing_jax import JaxSide, compile_programs
 from benchmarks.speed.timing_torch import TorchSide
 from specfold_jax.calibration.calibrate import choose
 from specfold_jax.calibration.records import record
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.models.checkpoint import load, read_model, resolve_folder
 from specfold_jax.running.batch import batches, pad
@@ -130,7 +131,7 @@ def settings(shape: str, impl: str, batch: int) -> list[Setting]:
     """Vanilla; and for each number of drafts Spiffy, and SpecFold with tau 0 and the given ones."""
     fixed = {"shape": shape, "impl": impl, "batch": batch, "dtype": _DTYPE.value, "max_new_tokens": _TOKENS.value}
     fixed |= {"samples": max(_SAMPLES.value, batch), "prefix": _PREFIX.value}
-    plain, guard = {"tau": None, "guard": None}, str(_GUARD.value)  # text, for JSON has no infinity
+    plain, guard = {"tau": None, "guard": None}, str(_GUARD.value)  # text, as JSON has no infinity
     found = [fixed | {"method": "vanilla", "drafts": None} | plain]
     for drafts in map(int, _DRAFTS.value):
         found.append(fixed | {"method": "spiffy", "drafts": drafts} | plain)
@@ -147,11 +148,11 @@ def floors(params: Any, rows: float, *, head: bool) -> dict[str, float]:
     return {"bytes_floor_ms": 1000 * read / BYTES_A_SECOND, "arithmetic_floor_ms": 1000 * 2 * count * rows / OPERATIONS_A_SECOND}
 
 
-def way(setting: Setting, model: ModelConfig, graphs: Graphs) -> How:
+def way(setting: Setting, model: ModelConfig, graphs: Graphs) -> Decoding:
     """How a setting decodes, on either side."""
     config = DecodeConfig(setting["max_new_tokens"], impl=setting["impl"] if setting["impl"] in SIDES["jax"] else "auto")
     fold = FoldConfig(setting["tau"], float(setting["guard"])) if setting["method"] == "specfold" else None
-    return How(model, config, graphs[setting["drafts"]] if setting["drafts"] else DraftGraph.empty(), fold)
+    return Decoding(model, config, graphs[setting["drafts"]] if setting["drafts"] else DraftGraph.empty(), fold)
 
 
 def sides(group: Sequence[Setting], params: Any, model: ModelConfig, graphs: Graphs, ids: Ids) -> Iterator[tuple[Setting, Side]]:
@@ -163,10 +164,10 @@ def sides(group: Sequence[Setting], params: Any, model: ModelConfig, graphs: Gra
             # Names are the same on both sides (specfold_torch_ref.models.convert). Arrays are shared where JAX has them on the same device.
             there = jax.tree.map(lambda x: torch.from_dlpack(x).to(device), jax.block_until_ready(params))
             for setting, how in zip(group, ways, strict=True):
-                yield setting, TorchSide(there, model, how.config, how.graph, how.fold, impl)
+                yield setting, TorchSide(there, how, impl)
         case _:
             first = batches(ids[: group[0]["samples"]], group[0]["batch"])[0]
-            entries = span(first[0].shape[1], model, ways[0].config, group[0]["prefix"])
+            entries = span(first[0].shape[1], ways[0], group[0]["prefix"])
             names = [f"{setting['method']} {setting['drafts']}" for setting in group]
             programs = compile_programs(params, *first, entries, dict(zip(names, ways, strict=True)))
             for name, setting, how in zip(names, group, ways, strict=True):
@@ -175,16 +176,16 @@ def sides(group: Sequence[Setting], params: Any, model: ModelConfig, graphs: Gra
 
 def measure(setting: Setting, side: Side, params: Any, ids: Ids, states: dict[int | None, Any]) -> dict[str, Any]:
     """What a row of the results says. `states` keeps the state of the single iteration for the settings after it, by number of drafts."""
-    ids, block = ids[: setting["samples"]], side.config.block(side.model)
+    ids, block = ids[: setting["samples"]], side.how.decode.block(side.how.model)
     timed = decode_all(side, ids, setting["batch"], _DECODES.value)
     if (drafts := setting["drafts"]) not in states:
         prompts, lengths = batches(ids, setting["batch"])[0]
-        entries = span(prompts.shape[1], side.model, side.config, setting["prefix"])
+        entries = span(prompts.shape[1], side.how, setting["prefix"])
         states[drafts] = at_prefix(side, largest(side, prompts, lengths, entries), setting["prefix"])
     one = time_parts(side, states[drafts], setting["impl"], _REPETITIONS.value)
     stats, seconds = timed.stats, spread(timed.seconds)
     rows = (stats["nfe"] * block + stats["total_rows"]) / max(timed.iterations, 1)
-    gates = 2 * side.model.layers * stats["total_rows"]
+    gates = 2 * side.how.model.layers * stats["total_rows"]
     return {
         "title": title(setting),
         "tokens": timed.tokens,

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from jaxtyping import Int
 
-from specfold_jax.config import DecodeConfig, ModelConfig
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.running.batch import batches
 
 Part = Literal["check", "head", "step"]
@@ -43,10 +43,7 @@ class Side(Protocol):
     """A model on one side, and how it decodes. States are what the side makes them; every call returns when the device is done."""
 
     @property
-    def model(self) -> ModelConfig: ...
-
-    @property
-    def config(self) -> DecodeConfig: ...
+    def how(self) -> Decoding: ...
 
     @property
     def compile_seconds(self) -> Mapping[str, float] | None:
@@ -157,10 +154,10 @@ def _iterations(decoded: Any) -> int:
     return int(np.asarray(decoded.stats.nfe).max())
 
 
-def span(capacity: int, model: ModelConfig, config: DecodeConfig, prefix: int) -> int:
+def span(capacity: int, how: Decoding, prefix: int) -> int:
     """Cache entries that prompts of this capacity need, or a prefix and two blocks behind it; a multiple of 8, as kernels copy."""
-    block = config.block(model)
-    return -(-max(capacity + config.max_new_tokens + block, prefix + 2 * block) // 8) * 8
+    block = how.decode.block(how.model)
+    return -(-max(capacity + how.decode.max_new_tokens + block, prefix + 2 * block) // 8) * 8
 
 
 def largest(side: Side, prompts: np.ndarray, lengths: np.ndarray, entries: int) -> Any:
@@ -181,7 +178,7 @@ def at_prefix(side: Side, state: Any, prefix: int) -> Any:
 
     A longer prefix repeats the row's own keys and values: they are a trained model's, but no text's.
     """
-    if prefix % (block := side.config.block(side.model)):
+    if prefix % (block := side.how.decode.block(side.how.model)):
         raise ValueError(f"{prefix=} must be a multiple of the block of {block} positions, or 0")
     if not prefix:
         return state
@@ -197,7 +194,7 @@ def time_parts(side: Side, state: Any, impl: str, repetitions: int) -> dict[str,
     `overhead_ms`: what the iteration takes beyond the check and the head. With a wait for each repetition (PyTorch) it is too small by
     the host's share of two of them.
     """
-    branches, block = side.lay_out(state), side.config.block(side.model)
+    branches, block = side.lay_out(state), side.how.decode.block(side.how.model)
     valid = np.asarray(branches.valid)
     drafted = int(np.asarray(branches.drafts()).sum()) * block
     computed = side.computed_rows(state).sum(axis=0).mean(axis=0)

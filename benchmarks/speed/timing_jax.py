@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,12 +21,11 @@ from jax.stages import Compiled
 from jaxtyping import Array, Int
 
 from benchmarks.speed.timing import Part, timed
-from specfold_jax.backends.choice import check, settled
-from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.backends.choice import Backend, backend_of
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.distribution import Distributions
-from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.diffusion.layout import lay_out
-from specfold_jax.diffusion.loop import begin, decode_step, specfold_decode, spiffy_decode, unfinished, vanilla_decode
+from specfold_jax.diffusion.loop import begin, decode_step, diffusion_decode, unfinished
 from specfold_jax.diffusion.state import Decoded, DecodeState
 from specfold_jax.diffusion.validate import row_status
 from specfold_jax.models.check import Branches, Checked
@@ -40,34 +39,18 @@ LOOP_SECONDS = 0.1
 then lost in it."""
 
 
-@dataclass(frozen=True)
-class How:
-    """How to decode: all that a program takes beside parameters and state. `graph` is empty for vanilla."""
-
-    model: ModelConfig
-    config: DecodeConfig
-    graph: DraftGraph
-    fold: FoldConfig | None
-
-    def settled(self, params: Params) -> DecodeConfig:
-        """The configuration with the implementation that a whole decode chooses, for its parts."""
-        return settled(self.config, params, self.model, self.fold, self.graph.token_ranks)
-
-    def unfolded(self) -> "How":
-        """Without its fold, on which only checks depend."""
-        return replace(self, fold=None)
+def _backend(params: Params, how: Decoding) -> Backend:
+    """The implementation that a whole decode chooses, for its parts."""
+    return backend_of(how.decode, params, how.model, how.fold, how.graph.token_ranks)
 
 
-jax.tree_util.register_dataclass(How, ["model", "config", "graph", "fold"], [])
+def _begin(params: Params, prompts: Array, lengths: Array, how: Decoding) -> DecodeState:
+    status = row_status(prompts, lengths, how.model, how.decode, how.fold)
+    return begin(params, prompts, lengths, how.model, how.decode, how.graph, status)
 
 
-def _begin(params: Params, prompts: Array, lengths: Array, how: How) -> DecodeState:
-    status = row_status(prompts, lengths, how.model, how.config, how.fold)
-    return begin(params, prompts, lengths, how.model, how.config, how.graph, status)
-
-
-def _lay_out(state: DecodeState, how: How) -> Branches:
-    return lay_out(state, how.graph, how.model, how.config)
+def _lay_out(state: DecodeState, how: Decoding) -> Branches:
+    return lay_out(state, how.graph, how.model, how.decode)
 
 
 def _after[T](given: T, last: Any) -> T:
@@ -90,43 +73,36 @@ def loop[T](turns: Array, function: Callable[..., T], given: Any) -> T:
     return lax.fori_loop(0, turns, lambda _, last: function(_after(given, last)), nothing)
 
 
-def check_loop(
-    params: Params,
-    branches: Branches,
-    cache: Cache,
-    starts: Array,
-    model: ModelConfig,
-    decode: DecodeConfig,
-    fold: FoldConfig | None,
-    turns: Array,
-) -> Checked:
+def check_loop(params: Params, branches: Branches, cache: Cache, starts: Array, how: Decoding, turns: Array) -> Checked:
     """So many checks of the same branches, each after the one before; without keys and values, which in a decode nobody copies: those of
     the block to commit are taken from where attention read them."""
 
+    backend = _backend(params, how)
+
     def once(given: tuple[Branches, Array]) -> Checked:
-        return check(params, given[0], cache, given[1], model, decode, fold)._replace(kv=())
+        return backend.check(params, given[0], cache, given[1], how.model, how.decode, how.fold)._replace(kv=())
 
     return loop(turns, once, (branches, starts))
 
 
-def _check(params: Params, state: DecodeState, branches: Branches, how: How, turns: Array) -> Checked:
-    return check_loop(params, branches, state.cache, state.row.start, how.model, how.settled(params), how.fold, turns)
+def _check(params: Params, state: DecodeState, branches: Branches, how: Decoding, turns: Array) -> Checked:
+    return check_loop(params, branches, state.cache, state.row.start, how, turns)
 
 
-def _head(params: Params, state: DecodeState, branches: Branches, checked: Checked, how: How, turns: Array) -> Ranked:
+def _head(params: Params, state: DecodeState, branches: Branches, checked: Checked, how: Decoding, turns: Array) -> Ranked:
     def once(given: tuple[DecodeState, Branches, Checked]) -> Ranked:
         state, branches, checked = given
-        return Distributions(params, branches, checked, state.row, how.model, how.settled(params), how.graph).greedy
+        return Distributions(_backend(params, how), params, branches, checked, state.row, how.model, how.decode, how.graph).greedy
 
     return loop(turns, once, (state.replace(cache=()), branches, checked))
 
 
-def _step(params: Params, state: DecodeState, how: How, turns: Array) -> DecodeState:
+def _step(params: Params, state: DecodeState, how: Decoding, turns: Array) -> DecodeState:
     """Every turn starts anew, but for the cache: it is written in place, at the same entries, as in a decode."""
 
     def turn(_: Any, last: DecodeState) -> DecodeState:
         again = _after(state.replace(cache=()), last)
-        return decode_step(again.replace(cache=last.cache), params, how.model, how.config, how.graph, how.fold)
+        return decode_step(again.replace(cache=last.cache), params, how.model, how.decode, how.graph, how.fold)
 
     return lax.fori_loop(0, turns, turn, state)
 
@@ -183,15 +159,6 @@ def kernel_times(program: Compiled, *given: Any) -> dict[str, float] | None:
     return out
 
 
-def _decode_arguments(how: How) -> tuple[Callable[..., Decoded], tuple[Any, ...]]:
-    """The public function, and what it takes after parameters, prompts and lengths."""
-    if not how.graph.max_drafts:
-        return vanilla_decode, (how.model, how.config)
-    if how.fold is None:
-        return spiffy_decode, (how.model, how.config, how.graph)
-    return specfold_decode, (how.model, how.config, how.graph, how.fold)
-
-
 @dataclass(frozen=True)
 class Programs:
     """What a way of decoding is compiled to; thresholds, and all numbers that one sweeps, are arguments."""
@@ -200,7 +167,9 @@ class Programs:
     seconds: Mapping[str, float]
 
 
-def compile_programs(params: Params, prompts: np.ndarray, lengths: np.ndarray, span: int, ways: Mapping[str, How]) -> dict[str, Programs]:
+def compile_programs(
+    params: Params, prompts: np.ndarray, lengths: np.ndarray, span: int, ways: Mapping[str, Decoding]
+) -> dict[str, Programs]:
     """The programs of several ways of decoding one shape of batch, compiled side by side. `span`: cache entries of the parts' states.
 
     Ways that differ by their fold alone share what has none.
@@ -208,15 +177,14 @@ def compile_programs(params: Params, prompts: np.ndarray, lengths: np.ndarray, s
     jobs: dict[tuple[str, str], tuple[Callable[..., Any], tuple[Any, ...]]] = {}
     names: dict[str, dict[str, tuple[str, str]]] = {}
     for name, how in ways.items():
-        function, rest = _decode_arguments(how)
         index, zeros, turns = np.zeros((len(prompts), span), np.int32), np.zeros(len(prompts), np.int32), np.int32(1)
-        plain = how.unfolded()
+        plain = how._replace(fold=None)
         first = jax.eval_shape(_begin, params, prompts, lengths, plain)
         state = jax.eval_shape(_rebase, first, index, zeros)
         branches = jax.eval_shape(_lay_out, state, plain)
         checked = jax.eval_shape(_check, params, state, branches, plain, turns)
         own = {
-            "decode": (function, (params, prompts, lengths, *rest)),
+            "decode": (diffusion_decode, (params, prompts, lengths, *how)),
             "check": (_check, (params, state, branches, how, turns)),
             "step": (_step, (params, state, how, turns)),
         }
@@ -225,7 +193,7 @@ def compile_programs(params: Params, prompts: np.ndarray, lengths: np.ndarray, s
             "lay_out": (_lay_out, (state, plain)),
             "head": (_head, (params, state, branches, checked, plain, turns)),
         }
-        base = next(n for n, other in ways.items() if other.graph is how.graph and other.config == how.config)
+        base = next(n for n, other in ways.items() if other.graph is how.graph and other.decode == how.decode)
         jobs |= {(name, program): job for program, job in own.items()} | (
             {(base, n): job for n, job in shared.items()} if base == name else {}
         )
@@ -245,16 +213,8 @@ class JaxSide:
     """See `benchmarks.speed.timing.Side`."""
 
     params: Params
-    how: How
+    how: Decoding
     programs: Programs
-
-    @property
-    def model(self) -> ModelConfig:
-        return self.how.model
-
-    @property
-    def config(self) -> DecodeConfig:
-        return self.how.config
 
     @property
     def compile_seconds(self) -> Mapping[str, float]:
@@ -264,10 +224,10 @@ class JaxSide:
         return jax.block_until_ready(self.programs.compiled[program](*given))
 
     def begin(self, prompts: np.ndarray, lengths: np.ndarray) -> DecodeState:
-        return self._run("begin", self.params, prompts, lengths, self.how.unfolded())
+        return self._run("begin", self.params, prompts, lengths, self.how._replace(fold=None))
 
     def decode(self, prompts: np.ndarray, lengths: np.ndarray) -> Decoded:
-        return self._run("decode", self.params, prompts, lengths, *_decode_arguments(self.how)[1])
+        return self._run("decode", self.params, prompts, lengths, *self.how)
 
     def unfinished(self, state: DecodeState) -> bool:
         return bool(unfinished(state))
@@ -276,7 +236,7 @@ class JaxSide:
         return self._run("step", self.params, state, self.how, np.int32(1))
 
     def lay_out(self, state: DecodeState) -> Branches:
-        return self._run("lay_out", state, self.how.unfolded())
+        return self._run("lay_out", state, self.how._replace(fold=None))
 
     def computed_rows(self, state: DecodeState) -> Int[np.ndarray, "batch layers 2"]:
         return np.asarray(self._checked(state).computed_rows)
@@ -293,7 +253,7 @@ class JaxSide:
             case "check":
                 return self.params, state, self.lay_out(state), self.how
             case "head":
-                return self.params, state, self.lay_out(state), self._checked(state), self.how.unfolded()
+                return self.params, state, self.lay_out(state), self._checked(state), self.how._replace(fold=None)
             case "step":
                 return self.params, state, self.how
 

@@ -10,8 +10,7 @@ from jaxtyping import Int
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.speed.timing import Part, timed
-from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
-from specfold_jax.diffusion.graph import DraftGraph
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_torch_ref.diffusion.distribution import Distributions
 from specfold_torch_ref.diffusion.layout import lay_out
 from specfold_torch_ref.diffusion.loop import begin, decode_step, finish, unfinished
@@ -23,13 +22,10 @@ from specfold_torch_ref.models.transformer import Params
 
 @dataclass(frozen=True)
 class TorchSide:
-    """See `benchmarks.speed.timing.Side`. `graph` is empty for vanilla. Times include what the host takes to launch: nothing hides it."""
+    """See `benchmarks.speed.timing.Side`. Times include what the host takes to launch: nothing hides it."""
 
     params: Params
-    model: ModelConfig
-    config: DecodeConfig
-    graph: DraftGraph
-    fold: FoldConfig | None
+    how: Decoding
     impl: Implementation
 
     @property
@@ -43,7 +39,7 @@ class TorchSide:
     @torch.inference_mode()
     def begin(self, prompts: np.ndarray, lengths: np.ndarray) -> DecodeState:
         given = torch.from_numpy(prompts), torch.from_numpy(lengths)
-        state = begin(self.params, *given, self.model, self.config, self.graph, impl=self.impl)
+        state = begin(self.params, *given, self.how.model, self.how.decode, self.how.graph, impl=self.impl)
         self._wait()
         return state
 
@@ -52,7 +48,7 @@ class TorchSide:
         state = self.begin(prompts, lengths)
         while unfinished(state):
             state = self.step(state)
-        return finish(state, self.model, self.config)
+        return finish(state, self.how.model, self.how.decode)
 
     def unfinished(self, state: DecodeState) -> bool:
         return unfinished(state)
@@ -60,14 +56,15 @@ class TorchSide:
     @torch.inference_mode()
     def step(self, state: DecodeState) -> DecodeState:
         """The cache is written in place, past what counts for it: an earlier state may be taken up again."""
-        return decode_step(state, self.params, self.model, self.config, self.graph, self.fold, impl=self.impl)
+        return decode_step(state, self.params, *self.how, impl=self.impl)
 
     def lay_out(self, state: DecodeState) -> Branches:
-        return lay_out(state, self.graph, self.model, self.config)
+        return lay_out(state, self.how.graph, self.how.model, self.how.decode)
 
     @torch.inference_mode()
     def _check(self, state: DecodeState, branches: Branches) -> Checked:
-        return check(self.params, branches, state.cache, state.row.start, self.model, self.fold, self.config.pack, impl=self.impl)
+        model, decode, _, fold = self.how
+        return check(self.params, branches, state.cache, state.row.start, model, fold, decode.pack, impl=self.impl)
 
     def computed_rows(self, state: DecodeState) -> Int[np.ndarray, "batch layers 2"]:
         return self._check(state, self.lay_out(state)).computed_rows.cpu().numpy()
@@ -90,7 +87,8 @@ class TorchSide:
             case "check":
                 return partial(self._check, state, branches)
             case "head":
-                given = self.params, branches, self._check(state, branches), state.row, self.model, self.config, self.graph
+                model, decode, graph, _ = self.how
+                given = self.params, branches, self._check(state, branches), state.row, model, decode, graph
                 return torch.inference_mode()(partial(Distributions, *given, impl=self.impl))
             case "step":
                 return partial(self.step, state)

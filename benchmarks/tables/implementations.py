@@ -7,8 +7,9 @@ from benchmarks.common.shapes import SHAPES
 from benchmarks.speed.ratios import EMBEDDED, ON_DEVICE, ratios, spread_text
 from benchmarks.tables.markdown import NOT_YET, Column, Result, Rows, number, table, where
 from kernels_pallas.tiles import ROWS
+from specfold_jax.methods import METHODS
 
-IMPLS, METHODS = ("pallas", "xla", "triton", "torch"), ("vanilla", "spiffy", "specfold")
+IMPLS, ORDER = ("pallas", "xla", "triton", "torch"), list(METHODS)
 
 
 def _ordered(rows: Rows) -> Rows:
@@ -16,7 +17,7 @@ def _ordered(rows: Rows) -> Rows:
 
     def place(row: Result) -> tuple[Any, ...]:
         s, method = row["setting"], row["setting"].get("method")
-        whose = (IMPLS.index(s["impl"]), METHODS.index(method)) if method else ()  # a line of checks is of all implementations
+        whose = (IMPLS.index(s["impl"]), ORDER.index(method)) if method else ()  # a line of checks is of all implementations
         return list(SHAPES).index(s["shape"]), s["batch"], *whose[:1], s["drafts"] or 0, *whose[1:], -1 if s["tau"] is None else s["tau"]
 
     return sorted(rows, key=place)
@@ -267,4 +268,4 @@ def both_sides(rows: Rows) -> str:
     columns += [("replayed", lambda row: str(row["replayed"])), ("gates that differ", compared("gates"))]
     columns += [("furthest from tau", furthest), ("drafts that differ", compared("drafts"))]
     columns += [("decisions that differ", compared("decisions")), ("not shown to be ties", lambda row: str(row["unexplained"]))]
-    return table(sorted(rows, key=lambda row: (METHODS.index(row["method"]), row["dtype"])), *columns, samples=False)
+    return table(sorted(rows, key=lambda row: (ORDER.index(row["method"]), row["dtype"])), *columns, samples=False)

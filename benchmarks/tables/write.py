@@ -20,6 +20,7 @@ from benchmarks.tables.bars import bars
 from benchmarks.tables.implementations import both_sides, checks, decode, ops, parity, profile, ratio, tiles, tokens
 from benchmarks.tables.markdown import NOT_YET, Column, Result, Rows, number, proportion, table, where
 from specfold_jax.files import write_text
+from specfold_jax.methods import METHODS
 
 DOCUMENTS = ROOT / "README.md", *(RESULTS / name for name in ("README.md", "quality.md", "speed.md", "operations.md"))
 
@@ -37,8 +38,7 @@ def _recompute(row: Result) -> str:
 
 def _method(row: Result) -> str:
     s = row["setting"]
-    names = {"vanilla": "vanilla", "spiffy": "Spiffy", "specfold": "SpecFold"}
-    words = [names[s["method"]]]
+    words = [METHODS[s["method"]].title]
     if s["drafts"]:
         words.append(f"{s['source']}, D = {s['drafts']}")
     if s["share"] is False:

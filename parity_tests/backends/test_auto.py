@@ -19,9 +19,9 @@ from kernels_pallas import launch
 from parity_tests.harness.cases import model
 from parity_tests.harness.devices import DEVICE
 from specfold_jax.backends import choice as implementations
-from specfold_jax.backends.choice import chosen, settled
+from specfold_jax.backends.choice import XLA, backend_of, impl_name
 from specfold_jax.backends.pallas_support import lacking
-from specfold_jax.models.checkpoint import shapes
+from specfold_jax.models.parameters import shapes
 
 CPU, HOPPER, AMPERE = (
     SimpleNamespace(platform="cpu", device_kind="cpu"),
@@ -48,10 +48,10 @@ AUTO = sf.DecodeConfig(max_new_tokens=8)
 @contextlib.contextmanager
 def machine(*devices: SimpleNamespace):
     """Where JAX sees these devices, and nothing has been said yet."""
-    implementations._say.cache_clear()
+    implementations._warn.cache_clear()
     with mock.patch.object(jax, "devices", return_value=list(devices)):
         yield
-    implementations._say.cache_clear()
+    implementations._warn.cache_clear()
 
 
 def like(model: sf.ModelConfig, dtype=jnp.bfloat16) -> dict:
@@ -98,14 +98,14 @@ def test_a_program_that_may_use_kernels_decodes_the_same_on_a_cpu():
     for device in (CPU, HOPPER):
         with machine(device):
             decoded.append(jax.jit(lambda *given: sf.vanilla_decode(*given))(*given))
-            assert chosen(AUTO, params, MODEL) == "xla"  # parameters lie on the CPU
+            assert impl_name(backend_of(AUTO, params, MODEL), params) == "xla"  # parameters lie on the CPU
     jax.tree.map(np.testing.assert_array_equal, *decoded)
 
 
 def test_without_a_gpu_auto_is_xla_in_silence_and_knows_no_kernels():
     with machine(CPU), mock.patch.object(implementations, "unsupported", side_effect=AssertionError("asked for the kernels")):
         traced(like(MODEL), MODEL, AUTO, fold=sf.FoldConfig())
-        assert settled(AUTO, like(MODEL), MODEL).impl == "xla"
+        assert backend_of(AUTO, like(MODEL), MODEL) is XLA
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="there is a GPU")
@@ -138,7 +138,7 @@ def test_auto_says_once_why_a_gpu_decodes_with_xla(devices, changes, dtype, fold
         with pytest.warns(UserWarning, match=f"impl='auto' decodes with XLA: .*{reason}") as said:
             trace = traced(like(like_this, dtype), like_this, AUTO, fold=fold)
         assert len(said) == 1
-        assert settled(AUTO, like(like_this, dtype), like_this, fold).impl == "xla"  # and not a word: warnings are errors here
+        assert backend_of(AUTO, like(like_this, dtype), like_this, fold) is XLA  # and not a word: warnings are errors here
         assert not on_platform(trace, "cuda")
         traced(like(like_this, dtype), like_this, replace(AUTO, impl="xla"), fold=fold)  # asked for: nothing to say
         with pytest.raises(NotImplementedError, match=f"impl='pallas': .*{reason}.*; use impl='xla'"):
@@ -161,7 +161,7 @@ def mixed(model: sf.ModelConfig) -> dict:
         *(({"vocab": vocab}, like, ranks) for vocab, ranks in ((64, 64), (64, 63), (61, 2))),
         *(({"heads": heads, "kv_heads": kv_heads}, like, 2) for heads, kv_heads in ((5, 1), (3, 3), (16, 2))),
         ({"qk_norm": True, "qkv_bias": False, "tied": True, "query_scale_beta": 0.1}, like, 1),
-        ({"commit": "causal", "block_origin": "prompt", "seed": False, "shift": False}, like, 2),
+        ({"commit": "causal", "block_origin": "prompt", "draws_first_token": False, "shift": False}, like, 2),
         ({}, lambda model: like(model, jnp.float16), 2),
         ({}, lambda model: like(model, jnp.float32), 2),
         ({}, mixed, 2),

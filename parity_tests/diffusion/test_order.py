@@ -10,11 +10,14 @@ import pytest
 import specfold_jax as sf
 from kernels_pallas.front import Front
 from parity_tests.harness.laws import FAST, GRAPHS, config
-from specfold_jax.diffusion import distribution
-from specfold_jax.diffusion import loop as decode
-from specfold_jax.evaluation import agreement as verify
+from specfold_jax.backends.choice import XLA
+from specfold_jax.diffusion import loop
+from specfold_jax.diffusion.decoding import Decoding
+from specfold_jax.evaluation import agreement
 from specfold_jax.models.check import Checked
-from specfold_jax.tuning import gates as tune_gates
+from specfold_jax.models.sampling import Ranked
+from specfold_jax.running import stepping
+from specfold_jax.tuning import gates
 from specfold_jax.tuning.gates import record_gates
 
 GRAPH = GRAPHS["everything at once"]
@@ -34,18 +37,18 @@ def backwards(checked: Checked) -> Checked:
 @pytest.fixture
 def disordered(monkeypatch):
     """Checks keep their branches backwards; rows that are not wanted have NaN and the first token."""
-    check, rank = decode.check, distribution.rank
 
-    def poisoned(params, hidden, seed, position, step, wanted, **options):
-        tokens, odds, gap = rank(params, hidden, seed, position, step, wanted, **options)
-        return distribution.Ranked(jnp.where(wanted[..., None], tokens, 0), *(jnp.where(wanted, x, jnp.nan) for x in (odds, gap)))
+    def poisoned(params, hidden, seed, position, step, wanted, *options):
+        tokens, odds, gap = XLA.rank(params, hidden, seed, position, step, wanted, *options)
+        return Ranked(jnp.where(wanted[..., None], tokens, 0), *(jnp.where(wanted, x, jnp.nan) for x in (odds, gap)))
 
-    for module in (decode, verify, tune_gates):
-        monkeypatch.setattr(module, "check", lambda *arguments: backwards(check(*arguments)))
-    monkeypatch.setattr(distribution, "rank", poisoned)
+    backend = XLA._replace(check=lambda *arguments: backwards(XLA.check(*arguments)), rank=poisoned)
+    for module in (loop, agreement, gates):
+        monkeypatch.setattr(module, "backend_of", lambda *_: backend)
     # What is jitted by name would be found compiled, and in order.
-    for module, name in ((verify, "margins"), (verify, "decode_step"), (tune_gates, "_look_and_step")):
+    for module, name in ((agreement, "margins"), (gates, "_gates")):
         monkeypatch.setattr(module, name, functools.partial(getattr(module, name)))
+    monkeypatch.setattr(stepping, "_step", jax.jit(lambda *arguments: loop.decode_step(*arguments)))
 
 
 def decoded(model, params, ragged) -> list[np.ndarray]:
@@ -69,9 +72,11 @@ def test_decodes_do_not_notice(fast, ragged, ordered, disordered):
 def looked_at(model, params, ragged) -> tuple[list, dict]:
     """Margins of vanilla's decisions, also of a single step a block; and what gates decide."""
     ids = [tokens[:length].tolist() for tokens, length in zip(*ragged, strict=True)][1:4]
-    margins = [verify.replay(params, *ragged, [1, 4], model, config(steps=steps), margins_too=True) for steps in (1, 16)]
+    margins = [
+        agreement.replay(params, *ragged, [1, 4], Decoding.of("vanilla", model, config(steps=steps)), margins_too=True) for steps in (1, 16)
+    ]
     found = [visit.margin for visited in margins for row in visited.values() for visit in row]
-    return found, record_gates(params, ids, model, config(seed=0), GRAPH, sf.FoldConfig(tau=0.1))
+    return found, record_gates(params, ids, Decoding(model, config(seed=0), GRAPH, sf.FoldConfig(tau=0.1)))
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +86,10 @@ def seen(fast, ragged) -> tuple[list, dict]:
 
 
 def test_margins_and_gates_do_not_notice(fast, ragged, seen, disordered):
-    margins, gates = looked_at(fast.model, fast.params, ragged)
+    margins, recorded = looked_at(fast.model, fast.params, ragged)
     assert margins == seen[0]
     assert all(margin is None or margin >= 0 for margin in margins)
-    assert gates == seen[1]
+    assert recorded == seen[1]
 
 
 def test_front():

@@ -143,4 +143,4 @@ def test_stop_test(canvas, known, ids):
     """A generated stop token with no MASK before it; positions below `known` are the prompt's."""
     generated = np.arange(BLOCK) >= known
     want = any(canvas[i] in ids and i >= known and MASK not in canvas[:i] for i in range(BLOCK))
-    assert bool(reveal.stops(jnp.int32([canvas]), jnp.asarray(generated[None]), ids, MASK)[0]) == want
+    assert bool(reveal.shows_stop(jnp.int32([canvas]), jnp.asarray(generated[None]), ids, MASK)[0]) == want

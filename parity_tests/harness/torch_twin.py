@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -17,6 +19,13 @@ FAST = {"xla_backend_optimization_level": 0} if DEVICE.type == "cpu" else {}  # 
 def twin(checkpoint) -> Params:
     """A checkpoint's parameters on the Torch side."""
     return to_torch(checkpoint.params, checkpoint.model)
+
+
+def to_jax(params: Params) -> dict[str, Any]:
+    """The Torch side's parameters as JAX arrays: names are the same on both sides."""
+    return jax.tree.map(
+        lambda x: jnp.asarray(x.view(torch.int16).numpy().view(jnp.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()), params
+    )
 
 
 def tensor(x: Any) -> torch.Tensor:

@@ -35,7 +35,6 @@ import torch
 from absl import app, flags
 from rich.console import Console
 from rich.table import Table
-from specfold_jax.running.summary import Run, same_tokens
 
 import specfold_jax as sf
 from benchmarks.common.command import as_usage, some_of, start
@@ -45,8 +44,11 @@ from parity_tests.harness.checkpoints import Checkpoint
 from parity_tests.harness.devices import DEVICE
 from parity_tests.lockstep.explain import account, counts, rounding_of
 from parity_tests.lockstep.follow import follow
+from specfold_jax.diffusion.decoding import Decoding
+from specfold_jax.methods import METHODS
 from specfold_jax.models.checkpoint import read_model, resolve_folder
-from specfold_jax.running.batch import METHODS, batches, run_all
+from specfold_jax.running.batch import batches, run_all
+from specfold_jax.running.summary import Run, same_tokens
 from specfold_jax.text.problems import packaged_problems
 from specfold_jax.text.tokens import encode
 from specfold_torch_ref.diffusion.loop import specfold_decode, spiffy_decode, vanilla_decode
@@ -56,7 +58,7 @@ from specfold_torch_ref.models.transformer import Params
 FLAGS = flags.FlagValues()
 _SAMPLES = flags.DEFINE_integer("samples", 200, "Held-out problems to decode, from the front.", lower_bound=1, flag_values=FLAGS)
 _BATCH = flags.DEFINE_integer("batch", 50, "Prompts a batch, on both sides.", lower_bound=1, flag_values=FLAGS)
-_METHODS = flags.DEFINE_list("methods", list(METHODS), "Methods, separated by commas: vanilla, spiffy, specfold.", flag_values=FLAGS)
+_METHODS = flags.DEFINE_list("methods", list(METHODS), f"Methods, separated by commas: {', '.join(METHODS)}.", flag_values=FLAGS)
 _DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Types, separated by commas: float32, bfloat16.", flag_values=FLAGS)
 _IMPL = flags.DEFINE_enum("impl", "triton", ["torch", "triton"], "PyTorch side; triton without a GPU: the interpreter.", flag_values=FLAGS)
 _TOKENS = flags.DEFINE_integer("max_new_tokens", 256, "Most new tokens a prompt.", lower_bound=1, upper_bound=1 << 20, flag_values=FLAGS)
@@ -178,7 +180,7 @@ def decoded_of(run: Run, here: slice) -> dict[str, np.ndarray]:
 def compare(both: Both, setting: Setting) -> dict[str, Any]:
     """One line of the report."""
     model, params = both.checkpoint.model, both.checkpoint.params
-    run = run_all(setting.method, params, both.ids, model, setting.decode, setting.graph, setting.fold, batch=_BATCH.value)
+    run = run_all(params, both.ids, Decoding(model, setting.decode, setting.graph, setting.fold), _BATCH.value)
     begun = time.monotonic()
     other = torch_run(both, setting)
     ran = time.monotonic()
@@ -229,11 +231,11 @@ def main() -> int:
     if _SAMPLES.value > len(problems):
         raise app.UsageError(f"--samples={_SAMPLES.value} must be at most {len(problems)}")
     ids = encode(tokenizer, [problem.question for problem in problems[: _SAMPLES.value]])
-    shipped = sf.DraftGraph.load(resolve_folder("tiny") / "graph.json")
+    shipped = sf.load_graph("tiny")
     with as_usage():
         decode = sf.DecodeConfig(max_new_tokens=_TOKENS.value, threshold=_THRESHOLD.value, sub_block=_SUB_BLOCK.value, impl="xla")
         decode.window(read_model(resolve_folder("tiny")))
-        folds = {"specfold": sf.FoldConfig(tau=_TAU.value, guard=_GUARD.value)}
+        fold = sf.FoldConfig(tau=_TAU.value, guard=_GUARD.value)
     given = {flag.name: flag.value for flag in (_IMPL, _SAMPLES, _BATCH, _TOKENS, _THRESHOLD, _SUB_BLOCK, _TAU, _GUARD, _REPLAYS)}
     file = ResultsFile.named(str(_OUT.value), "decode_parity", environment(_COMMIT.value, with_torch=True), flags=given)
     for dtype in _DTYPES.value:
@@ -242,8 +244,8 @@ def main() -> int:
         for method in _METHODS.value:
             if any((line["method"], line["dtype"]) == (method, dtype) for line in file.results):
                 continue
-            graph = sf.DraftGraph.empty() if method == "vanilla" else shipped
-            line = compare(both, Setting(method, dtype, decode, graph, folds.get(method)))
+            how = Decoding.of(method, model, decode, shipped, fold)
+            line = compare(both, Setting(method, dtype, decode, how.graph, how.fold))
             with file.alone():
                 file.add(line)
             print({name: x for name, x in line.items() if name != "differences"}, flush=True)

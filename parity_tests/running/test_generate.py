@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 import specfold_jax as sf
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.evaluation import agreement, intervals
+from specfold_jax.methods import METHODS
 from specfold_jax.running import batch as generate
 from specfold_jax.running import live
 from specfold_jax.running.summary import same_tokens, summarise
@@ -29,7 +31,7 @@ DECODE = sf.DecodeConfig(max_new_tokens=24, threshold=0.7, stop_ids=())
 @pytest.fixture(scope="module")
 def runs(fast):
     """The three methods on the same prompts, two a batch, so that the second batch has an empty row."""
-    return {m: generate.run_all(m, fast.params, PROMPTS, fast.model, DECODE, GRAPH, LOSSLESS, batch=2) for m in generate.METHODS}
+    return {m: generate.run_all(fast.params, PROMPTS, Decoding.of(m, fast.model, DECODE, GRAPH, LOSSLESS), batch=2) for m in METHODS}
 
 
 def test_pad():
@@ -95,21 +97,20 @@ def test_rows_that_were_not_decoded_are_named(fast, runs):
     assert summary.refused == ((1, "a token id lies outside the vocabulary"),)
     assert (summary.rows, summary.tokens) == (2, 48)
     with pytest.raises(ValueError, match="row 1: token id 999"):
-        generate.run_all("vanilla", fast.params, [[1], [999]], fast.model, DECODE)
+        generate.run_all(fast.params, [[1], [999]], Decoding.of("vanilla", fast.model, DECODE))
 
 
 def test_wrong_methods_are_refused(fast):
-    prompts, lengths = generate.pad([[1]])
     with pytest.raises(ValueError, match="method='greedy' must be one of"):
-        generate.run("greedy", fast.params, prompts, lengths, fast.model, DECODE)
+        Decoding.of("greedy", fast.model, DECODE)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="method='spiffy' needs a draft graph"):
-        generate.run("spiffy", fast.params, prompts, lengths, fast.model, DECODE)
+        Decoding.of("spiffy", fast.model, DECODE)
     with pytest.raises(ValueError, match="method='specfold' needs a FoldConfig"):
-        generate.run("specfold", fast.params, prompts, lengths, fast.model, DECODE, GRAPH)
+        Decoding.of("specfold", fast.model, DECODE, GRAPH)
 
 
 def test_live_frames_tell_the_same_story_as_the_decode(fast, runs):
-    frames = list(live.frames(fast.params, PROMPTS[1], fast.model, DECODE, GRAPH, LOSSLESS))
+    frames = list(live.frames(fast.params, PROMPTS[1], Decoding(fast.model, DECODE, GRAPH, LOSSLESS)))
     assert [f.decoded is None for f in frames] == [True] * (len(frames) - 1) + [False]
     decoded, alone = frames[-1].decoded, runs["specfold"].only(1)
     assert decoded.tokens[0, 40 : decoded.lengths[0]].tolist() == runs["vanilla"].generated(1)
@@ -172,16 +173,16 @@ def test_the_margin_is_the_decision_at_which_the_runs_part():
 
 
 def test_margins_of_a_loose_fold_are_found(fast, runs):
-    fold = sf.FoldConfig(tau=0.8, guard=0.0)
-    loose = generate.run_all("specfold", fast.params, PROMPTS, fast.model, DECODE, GRAPH, fold, batch=2)
+    how = Decoding(fast.model, DECODE, GRAPH, sf.FoldConfig(tau=0.8, guard=0.0))
+    loose = generate.run_all(fast.params, PROMPTS, how, batch=2)
     found = agreement.differences(loose, runs["vanilla"])
     assert found
     batches = generate.batches(PROMPTS, 1)  # the size of the batches decides nothing, and this one is compiled already
-    known = agreement.with_margins(found, fast.params, batches, fast.model, DECODE, GRAPH, fold)
+    known = agreement.with_margins(found, fast.params, batches, how)
     assert [d[:4] for d in known] == [d[:4] for d in found]
     assert all(d.margin is not None and 0 <= d.margin < 10 for d in known)
     prompts, lengths = map(jax.numpy.asarray, batches[0])
-    states = agreement.replay(fast.params, prompts, lengths, [0], fast.model, DECODE, margins_too=True)[0]
+    states = agreement.replay(fast.params, prompts, lengths, [0], how.reduced("vanilla"), margins_too=True)[0]
     assert states[-1].tokens[1:25].tolist() == runs["vanilla"].generated(0)
     assert states[-1].steps == runs["vanilla"].only(0).steps
     assert all(s.margin is not None for s in states[:-1])

@@ -10,8 +10,10 @@ import pytest
 
 import specfold_jax as sf
 import specfold_jax.models.transformer
+from specfold_jax.backends.choice import XLA
 from specfold_jax.calibration import records
 from specfold_jax.cli import setup
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.distribution import Distributions
 from specfold_jax.diffusion.layout import lay_out
 from specfold_jax.diffusion.loop import begin
@@ -19,7 +21,7 @@ from specfold_jax.evaluation import agreement as verify
 from specfold_jax.models import ops
 from specfold_jax.models.check import check
 from specfold_jax.running import batch as generate
-from specfold_jax.running import live, memory
+from specfold_jax.running import live, memory, stepping
 from specfold_jax.running.batch import run_all
 from specfold_jax.running.memory import OutOfDeviceMemory, explained, levers, message, peak, sizes_of, table
 from specfold_jax.tuning import gates as tune_gates
@@ -53,7 +55,7 @@ def layer_scores(function, *given) -> int:
 def test_the_table_counts_the_arrays_of_the_program(small, graph, share):
     params, model, decode = small.params, small.model, replace(DECODE, share=share)
     used = sf.DraftGraph.empty() if graph is None else graph
-    sizes = sizes_of(params, model, decode, 3, 32, graph)
+    sizes = sizes_of(params, Decoding(model, decode, used), 3, 32)
     found = table(model, sizes)
     prompts, lengths, status = jnp.zeros((3, 32), jnp.int32), jnp.full(3, 32), jnp.zeros(3, jnp.int32)
 
@@ -78,14 +80,14 @@ def test_the_table_counts_the_arrays_of_the_program(small, graph, share):
     assert found["activations of a check"] == held + layer_scores(evaluate, params, branches, state)
     assert size(checked.hidden) == branches.tokens.size * row
     seen = jax.eval_shape(
-        lambda params, b, c, s: Distributions(params, b, c, s.row, model, decode, used).hidden, params, branches, checked, state
+        lambda params, b, c, s: Distributions(XLA, params, b, c, s.row, model, decode, used).hidden, params, branches, checked, state
     )
     assert found["logits"] == seen.size // model.dim * model.vocab * 4
     assert peak(found) < sum(found.values())
 
 
 def test_kernels_hold_neither_logits_nor_scores(fast):
-    plain = sizes_of(fast.params, fast.model, DECODE, 3, 32, GRAPH)
+    plain = sizes_of(fast.params, Decoding(fast.model, DECODE, GRAPH), 3, 32)
     kernels = table(fast.model, replace(plain, impl="pallas"))
     assert kernels["logits"] == 0
     assert kernels["activations of a check"] < table(fast.model, plain)["activations of a check"]
@@ -93,12 +95,12 @@ def test_kernels_hold_neither_logits_nor_scores(fast):
 
 
 def test_the_error_names_first_what_saves_most(fast):
-    given = fast.params, fast.model, DECODE
-    wide, long = sizes_of(*given, 64, 32, GRAPH), sizes_of(*given, 2, 8192, GRAPH)
+    given = fast.params, Decoding(fast.model, DECODE, GRAPH)
+    wide, long = sizes_of(*given, 64, 32), sizes_of(*given, 2, 8192)
     assert next(iter(levers(fast.model, wide))) == "batch"
     assert set(levers(fast.model, wide)) == {"batch", "capacity", "max_new_tokens", "drafts"}
     assert next(iter(levers(fast.model, long))) == "capacity"
-    assert "drafts" not in levers(fast.model, sizes_of(*given, 2, 32))
+    assert "drafts" not in levers(fast.model, sizes_of(given[0], given[1].reduced("vanilla"), 2, 32))
     words = message(fast.model, long, 2**30)
     for part in (
         "batch=2, capacity=8192 + max_new_tokens=24, D=2 drafts",
@@ -111,8 +113,8 @@ def test_the_error_names_first_what_saves_most(fast):
 
 def test_levers_save_of_the_peak(fast):
     """What else the table holds is not there at the time: less of it helps nobody. Nor does a lever that saves next to nothing."""
-    given = fast.params, fast.model, DECODE
-    for sizes in (sizes_of(*given, 64, 32, GRAPH), sizes_of(*given, 2, 8192, GRAPH)):
+    given = fast.params, Decoding(fast.model, DECODE, GRAPH)
+    for sizes in (sizes_of(*given, 64, 32), sizes_of(*given, 2, 8192)):
         whole = peak(table(fast.model, sizes))
         for name, saved in levers(fast.model, sizes).items():
             assert saved == whole - peak(table(fast.model, replace(sizes, **{name: getattr(sizes, name) // 2})))
@@ -125,7 +127,7 @@ def test_levers_save_of_the_peak(fast):
 
 
 def test_a_full_device_is_explained_and_other_errors_pass(fast):
-    given = fast.params, fast.model, DECODE, (3, 32), GRAPH
+    given = fast.params, Decoding(fast.model, DECODE, GRAPH), (3, 32)
     with (
         pytest.raises(OutOfDeviceMemory, match=r"batch=3, capacity=32 .*\(RESOURCE_EXHAUSTED: .* 99 bytes.\)$") as caught,
         explained(*given),
@@ -144,14 +146,14 @@ def test_everything_that_decodes_explains_it(fast):
     ids, params, model = [[5, 6, 7]] * 2, fast.params, fast.model
     prompts, lengths = map(jnp.asarray, generate.pad(ids))
     subject = tune_measure.Subject("it", params, model, DECODE, 2)
-    full = mock.Mock(side_effect=FULL)
+    full, plain = mock.Mock(side_effect=FULL), Decoding.of("vanilla", model, DECODE)
     for module, name, call in (
-        (generate, "run", lambda: run_all("spiffy", params, ids, model, DECODE, GRAPH)),
+        (generate, "run", lambda: run_all(params, ids, Decoding(model, DECODE, GRAPH))),
         (tune_measure, "run", lambda: tune_measure.timed(subject, ids, tune_measure.Setting("vanilla"), None)),
-        (records, "begin", lambda: records.record(params, prompts, lengths, model, DECODE)),
-        (tune_gates, "begin", lambda: tune_gates.record_gates(params, ids, model, DECODE, GRAPH, sf.FoldConfig())),
-        (verify, "begin", lambda: verify.replay(params, prompts, lengths, [0], model, DECODE)),
-        (live, "begin", lambda: next(live.frames(params, ids[0], model, DECODE))),
+        (stepping, "_begin", lambda: records.record(params, prompts, lengths, model, DECODE)),
+        (stepping, "_step", lambda: tune_gates.record_gates(params, ids, Decoding(model, DECODE, GRAPH, sf.FoldConfig()))),
+        (stepping, "_begin", lambda: verify.replay(params, prompts, lengths, [0], plain)),
+        (stepping, "_step", lambda: list(live.frames(params, ids[0], plain))),
     ):
         with mock.patch.object(module, name, full), pytest.raises(OutOfDeviceMemory, match="lower "):
             call()

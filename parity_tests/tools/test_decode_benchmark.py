@@ -16,11 +16,13 @@ from benchmarks.quality import lossless
 from benchmarks.speed import decode, timing_jax
 from benchmarks.speed.ratios import folding_ms, line, ratio_table, ratios, table
 from benchmarks.speed.timing import PARTS, at_prefix, decode_all, grouped, largest, span, time_parts
-from benchmarks.speed.timing_jax import How, JaxSide, compile_programs
+from benchmarks.speed.timing_jax import JaxSide, compile_programs
 from benchmarks.speed.timing_torch import TorchSide
 from benchmarks.tables import plots
 from parity_tests.reports import decodes as decode_report
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.models.checkpoint import resolve_folder
+from specfold_jax.running.batch import batches
 
 ENTRIES = 160
 IDS = [list(range(5, 45)), list(range(100, 170)), list(range(30, 75))]
@@ -34,17 +36,17 @@ def both():
     model, params = sf.load("tiny", dtype="float32")
     model, params = dataclasses.replace(model, layers=2), params | {"layers": params["layers"][:2]}
     graph = sf.DraftGraph.load(resolve_folder("tiny") / "graph.json")
-    how = How(model, CONFIG, graph, sf.FoldConfig(0.2))
-    prompts, lengths = sf.generate.batches(IDS, BATCH)[0]
-    assert span(prompts.shape[1], model, CONFIG, PREFIX) == ENTRIES
+    how = Decoding(model, CONFIG, graph, sf.FoldConfig(0.2))
+    prompts, lengths = batches(IDS, BATCH)[0]
+    assert span(prompts.shape[1], how, PREFIX) == ENTRIES
     programs = compile_programs(params, prompts, lengths, ENTRIES, {"specfold": how})
     there = jax.tree.map(lambda x: torch.from_numpy(np.array(x)), params)
-    return JaxSide(params, how, programs["specfold"]), TorchSide(there, model, CONFIG, graph, how.fold, "torch")
+    return JaxSide(params, how, programs["specfold"]), TorchSide(there, how, "torch")
 
 
 def state_of(side, prefix):
     """Before the first batch's largest check."""
-    return at_prefix(side, largest(side, *sf.generate.batches(IDS, BATCH)[0], ENTRIES), prefix)
+    return at_prefix(side, largest(side, *batches(IDS, BATCH)[0], ENTRIES), prefix)
 
 
 def test_whole_decodes_agree(both):

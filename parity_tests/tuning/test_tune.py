@@ -12,6 +12,7 @@ import specfold_jax as sf
 from benchmarks.quality import promises
 from parity_tests.harness.golden_cases import GOLDEN
 from parity_tests.harness.laws import config
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.running.batch import batches, run
 from specfold_jax.tuning import profile, report
 from specfold_jax.tuning.graphs import Candidate, candidate, worth_decoding
@@ -124,7 +125,7 @@ def test_a_run_measures_and_chooses(tuned, subject, fast, ids):
     parts = batches(held, 2)
 
     def forwards(*method):
-        return [n for part in parts for n in run(method[0], fast.params, *part, fast.model, *method[1:]).stats.nfe.tolist()]
+        return [n for part in parts for n in run(fast.params, *part, Decoding.of(method[0], fast.model, *method[1:])).stats.nfe.tolist()]
 
     assert by_key["vanilla"].forwards == forwards("vanilla", subject.decode)
     spiffy = [o for o in result.outcomes if o.setting.method == "spiffy"]
@@ -161,7 +162,7 @@ def test_vanilla_wins_where_it_is_faster(tuned, subject, ids, tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines if not line["key"].startswith("timing")))
     result = tune(subject, ids, SMALL, tmp_path / "run", note=print)
     assert result.profile.method == "vanilla"
-    assert "Vanilla decoding is the better choice" in result.profile.notes[0]
+    assert "Vanilla is the better choice" in result.profile.notes[0]
     assert "of its forwards" in result.profile.notes[0]
 
 

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 import specfold_jax as sf
 from parity_tests.harness.golden_cases import GOLDEN, MASK
-from parity_tests.harness.torch_twin import twin
+from parity_tests.harness.torch_twin import to_jax, twin
 from specfold_jax.models import transformer as jax_model
 from specfold_torch_ref.diffusion.loop import specfold_decode, spiffy_decode, vanilla_decode
 from specfold_torch_ref.models import checkpoint as torch_checkpoint
 from specfold_torch_ref.models import transformer as torch_model
-from specfold_torch_ref.models.convert import name_table, to_jax, to_torch
+from specfold_torch_ref.models.convert import name_table, require_fitting, to_torch
 
 NAMES = ("fast_dllm_v2", "fast_dllm_v2/tied", "nld", "nld/yarn_quarter", "sdar")
 
@@ -28,7 +28,7 @@ def test_round_trip(name, dtype, checkpoints):
     params = jax_model.cast(checkpoints[name].params, jnp.dtype(dtype))
     there = to_torch(params, model)
     assert there["layers"][0]["qkv"].dtype == getattr(torch, dtype)
-    back = to_jax(there, model)
+    back = to_jax(there)
     assert jax.tree.structure(back) == jax.tree.structure(params)
     for got, want in zip(jax.tree.leaves(back), jax.tree.leaves(params), strict=True):
         assert got.dtype == want.dtype
@@ -52,7 +52,7 @@ def test_both_sides_read_the_same_folder_alike(name, dtype):
     model, params = sf.load(GOLDEN / name, dtype=dtype, mask_id=mask_id)
     ours_model, ours = torch_checkpoint.load(GOLDEN / name, dtype=dtype, mask_id=mask_id)
     assert ours_model == model
-    for got, want in zip(jax.tree.leaves(to_jax(ours, model)), jax.tree.leaves(params), strict=True):
+    for got, want in zip(jax.tree.leaves(to_jax(ours)), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(np.asarray(got).view(np.uint8), np.asarray(want).view(np.uint8))
 
 
@@ -74,7 +74,7 @@ def test_parameters_that_do_not_fit_are_named(spoil, message, fast):
     params = twin(fast)
     spoil(params)
     with pytest.raises(ValueError, match=message):
-        to_jax(params, fast.model)
+        require_fitting(params, fast.model)
 
 
 @pytest.mark.parametrize(

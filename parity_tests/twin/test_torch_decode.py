@@ -9,6 +9,8 @@ import torch
 import specfold_jax as sf
 from parity_tests.harness.torch_twin import tensor, twin
 from parity_tests.lockstep.follow import follow, same_result
+from specfold_jax.diffusion.decoding import Decoding
+from specfold_jax.methods import METHODS
 from specfold_torch_ref.diffusion.loop import specfold_decode, spiffy_decode, vanilla_decode
 
 INF = float("inf")
@@ -21,7 +23,6 @@ GRAPH = sf.DraftGraph.from_sets(
     thetas=((1.0, 0), (-1.0, 1), (-30.0, 1)),
     run_on=True,
 )
-METHODS = ("vanilla", "spiffy", "specfold")
 FOLDS = {
     "fast_dllm_v2": sf.FoldConfig(tau=0.2),
     "nld": sf.FoldConfig(tau=0.2, reference="source", guard=0.2),
@@ -42,18 +43,17 @@ def config(**changes) -> sf.DecodeConfig:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_and_family_step_by_step(method, checkpoint):
     small = checkpoint.first_layers(2 if method == "specfold" else 1)  # one compiles sooner; folds of folded states need two
-    graph = sf.DraftGraph.empty() if method == "vanilla" else GRAPH
-    fold = FOLDS[small.family] if method == "specfold" else None
+    how = Decoding.of(method, small.model, config(), GRAPH, FOLDS[small.family])
     accepted = 0
     for temperature in (0.0, 1.0):
         decode = config(temperature=temperature, pack=False, **OPTIONS[small.family])  # unpacked, the JAX side compiles sooner
-        out = follow(small, twin(small), prompts(), LENGTHS, decode, graph, fold)
+        out = follow(small, twin(small), prompts(), LENGTHS, decode, how.graph, how.fold)
         same_result(out)
         accepted += int(out.torch.stats.accepted.sum())
-        if fold is not None:
+        if how.fold is not None:
             assert 0 < out.folded < out.positions
             assert out.ties <= 1e-3 * out.positions
-    assert (accepted > 0) == (method != "vanilla")
+    assert (accepted > 0) == how.method.drafts
 
 
 def test_speculation_is_lossless(small):

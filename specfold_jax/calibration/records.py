@@ -1,6 +1,7 @@
 """Vanilla decoding watched step by step: the states it passes, what was known about each beforehand, and what came of it."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +11,14 @@ from jaxtyping import Array, Float, Int
 
 from specfold_jax.calibration.rank_nodes import NodeChain
 from specfold_jax.config import DecodeConfig, ModelConfig
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.draft import Known, distances, every_draft, propose, rank_positions
 from specfold_jax.diffusion.graph import DraftGraph
-from specfold_jax.diffusion.loop import begin, decode_step, unfinished
 from specfold_jax.diffusion.row import DENOISE
-from specfold_jax.diffusion.validate import row_status, validate
+from specfold_jax.diffusion.validate import validate
 from specfold_jax.models.transformer import Params
 from specfold_jax.running.memory import explained
+from specfold_jax.running.stepping import states
 
 
 class Records(NamedTuple):
@@ -49,19 +51,15 @@ def record(
     graph = DraftGraph.empty(width=levels, token_ranks=min(token_ranks, model.vocab), reach=reach)
     prompts, lengths = jnp.asarray(prompts, jnp.int32), jnp.asarray(lengths, jnp.int32)
     runs: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]] = {}
-    step, forwards = jax.jit(decode_step), 0
-    with explained(params, model, decode, prompts.shape, graph):
-        state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, None))
-        while unfinished(state):
-            row, known = jax.device_get((state.row, state.known))
-            state = step(state, params, model, decode, graph)
-            after = jax.device_get(state.row.canvas)
+    how = Decoding(model, decode, graph)
+    with explained(params, how, prompts.shape):
+        looks = (jax.device_get((state.row, state.known)) for state in states(params, prompts, lengths, how))
+        for forwards, ((row, known), (later, _)) in enumerate(pairwise(looks), start=1):
             for b in np.flatnonzero(row.phase == DENOISE).tolist():
-                runs.setdefault((b, int(row.start[b])), []).append((row.canvas[b], known.tokens[b], known.odds[b], after[b]))
-            forwards += 1
+                runs.setdefault((b, int(row.start[b])), []).append((row.canvas[b], known.tokens[b], known.odds[b], later.canvas[b]))
             if progress:
                 progress(forwards)
-    canvas, tokens, odds, later, steps = [], [], [], [], []
+    canvas, tokens, odds, came, steps = [], [], [], [], []
     for _, run in sorted(runs.items()):
         for i, (before, ranks, scores, _) in enumerate(run):
             if np.isfinite(scores).any():
@@ -69,14 +67,14 @@ def record(
                 canvas.append(before)
                 tokens.append(ranks)
                 odds.append(scores)
-                later.append(np.stack(ahead + [ahead[-1]] * (levels - len(ahead))))
+                came.append(np.stack(ahead + [ahead[-1]] * (levels - len(ahead))))
                 steps.append(len(ahead))
     if not canvas:
         raise ValueError(
             "no step of these runs came after another in its block, so there is nothing to learn drafts from; use more prompts"
         )
     known: Any = (np.stack(tokens), np.stack(odds))
-    return Records(np.stack(canvas), Known(*known), np.stack(later), np.array(steps))
+    return Records(np.stack(canvas), Known(*known), np.stack(came), np.array(steps))
 
 
 def positions_by_rank(

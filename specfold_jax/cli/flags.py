@@ -1,10 +1,10 @@
 """Flags that several commands share, and the rules between them. Light: no jax."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-METHODS = ("vanilla", "spiffy", "specfold")
+from specfold_jax.methods import METHODS
 
 
 class UsageError(Exception):
@@ -83,7 +83,7 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     noticed."""
     group = parser.add_argument_group("method")
     group.add_argument("--profile", metavar="FILE", help="method and settings as specfold tune chose them, in place of these flags")
-    group.add_argument("--method", choices=METHODS, help="how to decode (default specfold)")
+    group.add_argument("--method", choices=tuple(METHODS), help="how to decode (default specfold)")
     group.add_argument("--graph", metavar="FILE", help="draft graph for spiffy and specfold (default: the model folder's graph.json)")
     group.add_argument("--drafts", type=at_least_one, metavar="N", help="evaluate at most N drafts a check, the heaviest (default: all)")
     group.add_argument("--tau", type=float, metavar="X", help="specfold: fold positions whose relative residual is at most X (0.1)")
@@ -92,10 +92,12 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch", type=at_least_one, default=8, metavar="N", help="prompts decoded together (default 8)")
 
 
-_OWNERS = {"graph": METHODS[1:], "drafts": METHODS[1:], "tau": METHODS[2:], "guard": METHODS[2:], "gates": METHODS[2:]}
+_DRAFTING = tuple(name for name, method in METHODS.items() if method.drafts)
+_FOLDING = tuple(name for name, method in METHODS.items() if method.folds)
+_OWNERS = {"graph": _DRAFTING, "drafts": _DRAFTING, "tau": _FOLDING, "guard": _FOLDING, "gates": _FOLDING}
 
 
-def require_method(args: argparse.Namespace, methods: tuple[str, ...]) -> None:
+def require_method(args: argparse.Namespace, methods: Sequence[str]) -> None:
     """Raises UsageError for a flag that none of the methods to be run reads."""
     for name, owners in _OWNERS.items():
         if getattr(args, name) is not None and not set(owners) & set(methods):

@@ -6,11 +6,11 @@ import argparse
 import json
 import math
 import sys
-from functools import partial
 from typing import Any
 
 from specfold_jax.cli import flags
 from specfold_jax.cli.flags import UsageError
+from specfold_jax.methods import METHODS
 
 USAGE = "[flags] [PROMPT]"
 EXAMPLES = """examples:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.profile:
         flags.require_profile(args)
     args.method = args.method or "specfold"  # a profile's comes later, when it has been read
-    methods: Any = flags.METHODS if args.compare else (args.method,)
+    methods: Any = tuple(METHODS) if args.compare else (args.method,)
     flags.require_method(args, methods)
     for other in ("compare", "json"):
         if args.live and getattr(args, other):
@@ -66,16 +66,16 @@ def run(args: argparse.Namespace) -> int:
         prompts = [SAMPLE]
     setup = s.load_setup(args, decode)
     ids = setup.encode(prompts)
-    args.method, graph, fold, setup = s.load_method(args, setup, methods, fold)
+    setup, how = s.load_decoding(args, setup, methods, fold)
     if args.profile:  # compared are the chosen method and those it builds on
-        methods = flags.METHODS[: flags.METHODS.index(args.method) + 1] if args.compare else (args.method,)
+        names = list(METHODS)
+        methods = names[: names.index(how.method.name) + 1] if args.compare else (how.method.name,)
     if args.live:
-        return _live(args, setup, ids, graph, fold)
+        return _live(args, setup, ids, how)
     runs: dict[str, Any] = {}
     for method in methods:
         with s.progress_bar(note, method, len(prompts)) as done:
-            one = partial(run_all, method, setup.params, ids, setup.model, setup.decode, graph, fold)
-            runs[method] = one(batch=args.batch, warm_up=args.compare, progress=done)
+            runs[method] = run_all(setup.params, ids, how.reduced(method), args.batch, warm_up=args.compare, progress=done)
     report(args, setup, prompts, runs, note)
     return 1 if any(r.summary.refused for r in runs.values()) else 0
 
@@ -134,21 +134,21 @@ def _answer(out: Any, setup: Any, row: int, prompt: str, runs: dict[str, Any], c
     out.print()
 
 
-def _live(args: argparse.Namespace, setup: Any, ids: list[list[int]], graph: Any, fold: Any) -> int:
+def _live(args: argparse.Namespace, setup: Any, ids: list[list[int]], how: Any) -> int:
     import numpy as np
     from rich.console import Console
 
     from specfold_jax.cli import tables
-    from specfold_jax.running.batch import implementation
     from specfold_jax.running.live import frames, play
+    from specfold_jax.running.memory import implementation
     from specfold_jax.running.summary import summarise
 
     out = Console()
-    impl = implementation(args.method, setup.params, setup.model, setup.decode, graph, fold)
+    impl, method = implementation(setup.params, how), how.method.name
     for index, row in enumerate(ids):
-        title = args.method + (f", prompt {index + 1} of {len(ids)}" if len(ids) > 1 else "")
-        views = frames(setup.params, row, setup.model, setup.decode, graph, fold)
-        decoded = play(views, setup.show, out, title, graph.max_drafts, args.pause)
+        title = method + (f", prompt {index + 1} of {len(ids)}" if len(ids) > 1 else "")
+        views = frames(setup.params, row, how)
+        decoded = play(views, setup.show, out, title, how.graph.max_drafts, args.pause)
         out.print()
-        out.print(tables.statistics([summarise(decoded, np.array([len(row)], np.int32), 0.0, args.method, impl=impl)]))
+        out.print(tables.statistics([summarise(decoded, np.array([len(row)], np.int32), 0.0, method, impl=impl)]))
     return 0

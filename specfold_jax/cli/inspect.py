@@ -52,7 +52,8 @@ def _checkpoint(args: argparse.Namespace) -> Any:
     import numpy as np
 
     from specfold_jax.cli.tables import grid
-    from specfold_jax.models.checkpoint import read_config, read_model, resolve_folder, shapes
+    from specfold_jax.models.checkpoint import read_config, read_model, resolve_folder
+    from specfold_jax.models.parameters import shapes
 
     folder = resolve_folder(args.path)
     model = read_model(folder, args.mask_id, args.stop_ids)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specfold_jax.cli.flags import UsageError, from_flags
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.graph import DraftGraph, require_made_for
+from specfold_jax.methods import METHODS, MethodName
 from specfold_jax.models.checkpoint import load, resolve_folder
-from specfold_jax.running.batch import Method
 from specfold_jax.running.memory import OutOfDeviceMemory, is_full, readable
 from specfold_jax.text.prompts import read_prompts
 from specfold_jax.text.tokens import decode_text, encode, load_tokenizer, parse_ids
@@ -67,10 +68,10 @@ def decode_flags(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
-def configs(args: argparse.Namespace, methods: Sequence[Method] = ()) -> tuple[DecodeConfig, FoldConfig | None]:
+def configs(args: argparse.Namespace, methods: Sequence[MethodName] = ()) -> tuple[DecodeConfig, FoldConfig | None]:
     """What the flags say of decoding, and of folding if a method folds. Raises UsageError for a wrong value, before any file is read."""
     decode = from_flags(DecodeConfig, **decode_flags(args))
-    if "specfold" not in methods:
+    if not any(METHODS[name].folds for name in methods):
         return decode, None
     given = {name: getattr(args, name) for name in ("tau", "guard", "gates") if getattr(args, name) is not None}
     return decode, from_flags(FoldConfig, **given)
@@ -109,20 +110,15 @@ def load_graph(args: argparse.Namespace, setup: Setup) -> DraftGraph:
     return replace(graph, max_drafts=args.drafts)
 
 
-class Chosen(NamedTuple):
-    """What decodes: the method, its graph (empty for vanilla) and fold (None if not asked for), and the setup it decodes in."""
+def load_decoding(args: argparse.Namespace, setup: Setup, methods: Sequence[MethodName], fold: FoldConfig | None) -> tuple[Setup, Decoding]:
+    """What --profile says, or the flags of the last of `methods`, and the setup it decodes in.
 
-    method: Method
-    graph: DraftGraph
-    fold: FoldConfig | None
-    setup: Setup
-
-
-def load_method(args: argparse.Namespace, setup: Setup, methods: Sequence[Method], fold: FoldConfig | None) -> Chosen:
-    """What --profile says, or the flags of `methods`. Raises ValueError if a graph or profile was made for something else."""
+    Raises ValueError if a graph or profile was made for something else.
+    """
     if not args.profile:
-        graph = DraftGraph.empty() if set(methods) == {"vanilla"} else load_graph(args, setup)
-        return Chosen(args.method, graph, fold, setup)
+        method = METHODS[methods[-1]]
+        graph = load_graph(args, setup) if method.drafts else None
+        return setup, Decoding.of(method.name, setup.model, setup.decode, graph, fold)
     if not Path(args.profile).is_file():
         raise ValueError(f"{args.profile}: no such profile; specfold tune --out FOLDER writes FOLDER/profile.json")
     try:
@@ -133,7 +129,8 @@ def load_method(args: argparse.Namespace, setup: Setup, methods: Sequence[Method
         found.require_made_for(setup.name, setup.model, args.block_size, args.sub_block)
     except ValueError as error:
         raise ValueError(f"{args.profile}: {error}") from error
-    return Chosen(found.method, found.graph, found.fold, replace(setup, decode=replace(found.decode, **decode_flags(args))))
+    setup = replace(setup, decode=replace(found.decode, **decode_flags(args)))
+    return setup, Decoding(setup.model, setup.decode, found.graph, found.fold)
 
 
 def prompts_from(args: argparse.Namespace) -> list[str] | None:

@@ -6,7 +6,6 @@ at which the two runs part was from going the other way (a margin near 0 is a ti
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +50,16 @@ def run(args: argparse.Namespace) -> int:
     prompts, problems = _prompts(args)
     setup = s.load_setup(args, decode)
     ids = setup.encode(prompts)
-    args.method, graph, fold, setup = s.load_method(args, setup, (args.method,), fold)
-    runs = []
-    for method in ("vanilla", args.method):
-        with s.progress_bar(note, method, len(ids)) as done:
-            one = partial(run_all, method, setup.params, ids, setup.model, setup.decode, graph, fold)
-            runs.append(one(batch=args.batch, progress=done))
+    setup, how = s.load_decoding(args, setup, (args.method,), fold)
+    args.method, runs = how.method.name, []
+    for one in (how.reduced("vanilla"), how):
+        with s.progress_bar(note, one.method.name, len(ids)) as done:
+            runs.append(run_all(setup.params, ids, one, args.batch, progress=done))
     vanilla, other = runs
     found = v.differences(other, vanilla)
     if found:
         with note.status(f"replaying {len(found)} prompts that differ"):
-            found = v.with_margins(found, setup.params, batches(ids, args.batch), setup.model, setup.decode, graph, fold)
+            found = v.with_margins(found, setup.params, batches(ids, args.batch), how)
     _report(args, setup, runs, found, problems, note)
     return 1 if found or vanilla.summary.refused or other.summary.refused else 0
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from specfold_jax.backends.choice import rank
+from specfold_jax.backends.choice import Backend
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.diffusion import reveal
 from specfold_jax.diffusion.arrays import of_branch
@@ -30,6 +30,7 @@ class Distributions:
 
     def __init__(
         self,
+        backend: Backend,
         params: Params,
         branches: Branches,
         checked: Checked,
@@ -51,7 +52,9 @@ class Distributions:
         self.hidden = checked.hidden.reshape(-1, model.dim)[checked.place[..., None] * block + rows]  # [batch, branch, head row, dim]
         self.wanted = branches.valid[..., None] & ~known
         self.position, self.seed, self.starts_drawn = position, row.seed, model.draws_first_token
-        self.ranked = partial(rank, params, model=model, decode=decode, ranks=ranks)
+        self.ranked = lambda hidden, seed, position, step, wanted: backend.rank(
+            params, hidden, seed, position, step, wanted, model, decode, ranks
+        )
         self.either = partial(sampling.drawn_or_greedy, decode.sampling_temperature)
         shape = rows.shape
         nothing = Ranked(jnp.zeros((*shape, ranks), jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))

@@ -6,8 +6,7 @@ from jaxtyping import Array, Bool, Int
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.diffusion.draft import Drafts, descent, propose
 from specfold_jax.diffusion.graph import DraftGraph
-from specfold_jax.diffusion.reveal import stops
-from specfold_jax.diffusion.row import COMMIT, DENOISE, DONE, Row, first_canvas
+from specfold_jax.diffusion.row import COMMIT, DENOISE, DONE, Row, first_canvas, stops
 from specfold_jax.diffusion.state import DecodeState
 from specfold_jax.models.check import Branches
 
@@ -67,8 +66,7 @@ def _make_room(
     goes_on = row.start + row.canvas.shape[1] < row.limit
     wanted = goes_on & (main | jnp.any(complete, axis=1))
     if model.stop_rule == "commit":  # a block that stops its row has no next one
-        generated = row.positions >= row.lengths[:, None]
-        wanted &= ~(main & stops(row.canvas, generated, decode.stop_tokens(model), model.mask_id))
+        wanted &= ~(main & stops(row, model, decode))
     behind = jnp.where(main, -1, heaviest)
     victim = jnp.where(behind == count - 1, count - 2, count - 1)
     full = wanted & jnp.all(drafts.valid, axis=1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from specfold_jax.backends.choice import check, settled
+from specfold_jax.backends.choice import Backend, backend_of
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.diffusion.accept import Chain, accept
 from specfold_jax.diffusion.arrays import where_row, write
@@ -54,8 +54,8 @@ def begin(
         step=zeros,
         phase=jnp.full(batch, DENOISE, jnp.int32),
         stopped=jnp.zeros(batch, bool),
-        lengths=sane,
-        limit=sane + decode.max_new_tokens,
+        lengths=lengths,
+        limit=jnp.where(status == 0, sane + decode.max_new_tokens, sane),
         seed=jnp.broadcast_to(jnp.asarray(decode.seed, jnp.int32), (batch,)),
     )
     if model.draws_first_token:
@@ -81,27 +81,39 @@ def unfinished(state: DecodeState) -> Bool[Array, ""]:
 
 
 def finish(state: DecodeState, model: ModelConfig, decode: DecodeConfig) -> Decoded:
-    """Cuts each row after its first stop token and at its limit, and pads."""
+    """Cuts each row after its first stop token and at its limit, and pads. A row that was not decoded keeps the length it came with."""
     row, total = state.row, state.tokens.shape[1] - state.row.canvas.shape[1]
     tokens = write(state.tokens, row.canvas, row.start)[:, :total]
     position = jnp.arange(total, dtype=jnp.int32)
     generated = (position >= row.lengths[:, None]) & (position < row.limit[:, None])
-    lengths = row.limit
+    end = row.limit
     if decode.stop_tokens(model):
         stop = generated & jnp.isin(tokens, jnp.asarray(decode.stop_tokens(model), jnp.int32))
-        lengths = jnp.where(jnp.any(stop, axis=1), jnp.argmax(stop, axis=1).astype(jnp.int32) + 1, lengths)
-    lengths = jnp.where(state.stats.status == 0, lengths, row.lengths)
-    return Decoded(jnp.where(position < lengths[:, None], tokens, model.pad_id), lengths, state.stats)
+        end = jnp.where(jnp.any(stop, axis=1), jnp.argmax(stop, axis=1).astype(jnp.int32) + 1, end)
+    lengths = jnp.where(state.stats.status == 0, end, row.lengths)
+    return Decoded(jnp.where(position < end[:, None], tokens, model.pad_id), lengths, state.stats)
 
 
 def decode_step(
     state: DecodeState, params: Params, model: ModelConfig, decode: DecodeConfig, graph: DraftGraph, fold: FoldConfig | None = None
 ) -> DecodeState:
     """One iteration: one forward pass for all rows, with whatever it allows each of them to reveal, accept and commit."""
-    row, decode = state.row, settled(decode, params, model, fold, graph.token_ranks)
+    return _step(backend_of(decode, params, model, fold, graph.token_ranks), state, params, model, decode, graph, fold)
+
+
+def _step(
+    backend: Backend,
+    state: DecodeState,
+    params: Params,
+    model: ModelConfig,
+    decode: DecodeConfig,
+    graph: DraftGraph,
+    fold: FoldConfig | None,
+) -> DecodeState:
+    row = state.row
     branches = lay_out(state, graph, model, decode)
-    checked = check(params, branches, state.cache, row.start, model, decode, fold)
-    seen = Distributions(params, branches, checked, row, model, decode, graph)
+    checked = backend.check(params, branches, state.cache, row.start, model, decode, fold)
+    seen = Distributions(backend, params, branches, checked, row, model, decode, graph)
     chain = accept(row, branches, checked.folded, seen, model, decode, fold)
 
     kept = jnp.maximum(chain.commit, 0)
@@ -145,7 +157,7 @@ def _counts(row: Row, branches: Branches, chain: Chain) -> Int[Array, "batch cou
     return jnp.stack([counts.get(name, jnp.zeros_like(drafted)).astype(jnp.int32) for name in COUNTED], axis=1)
 
 
-def _decode(
+def diffusion_decode(
     params: Params,
     prompts: Int[Array, "batch capacity"],
     lengths: Int[Array, " batch"],
@@ -154,12 +166,13 @@ def _decode(
     graph: DraftGraph,
     fold: FoldConfig | None,
 ) -> Decoded:
+    """The whole loop: vanilla with an empty graph, Spiffy with a graph, SpecFold with a fold. See the three functions below."""
     validate(params, prompts, lengths, model, decode, graph, fold)
     prompts, lengths = jnp.asarray(prompts, jnp.int32), jnp.asarray(lengths, jnp.int32)
     state = begin(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
-    state = lax.while_loop(unfinished, lambda state: decode_step(state, params, model, decode, graph, fold), state)
-    decoded = finish(state, model, decode)
-    return decoded._replace(lengths=jnp.where(decoded.stats.status == 0, decoded.lengths, lengths))
+    backend = backend_of(decode, params, model, fold, graph.token_ranks)
+    state = lax.while_loop(unfinished, lambda state: _step(backend, state, params, model, decode, graph, fold), state)
+    return finish(state, model, decode)
 
 
 def vanilla_decode(
@@ -170,7 +183,7 @@ def vanilla_decode(
     `prompts` int32 [batch, capacity] right-padded, `lengths` int32 [batch]. Raises ValueError for bad values when nothing is traced;
     under `jit` a row with bad values is not decoded and `stats.status` says why.
     """
-    return _decode(params, prompts, lengths, model, decode, DraftGraph.empty(), None)
+    return diffusion_decode(params, prompts, lengths, model, decode, DraftGraph.empty(), None)
 
 
 def spiffy_decode(
@@ -182,7 +195,7 @@ def spiffy_decode(
     graph: DraftGraph,
 ) -> Decoded:
     """Lossless speculation with a draft graph (Spiffy, arXiv 2509.18085): the tokens of `vanilla_decode`, in fewer forward passes."""
-    return _decode(params, prompts, lengths, model, decode, graph, None)
+    return diffusion_decode(params, prompts, lengths, model, decode, graph, None)
 
 
 def specfold_decode(
@@ -198,4 +211,4 @@ def specfold_decode(
 
     Lossless when `fold.guard` is infinite; otherwise `fold.tau` and `fold.guard` set how closely it follows vanilla decoding.
     """
-    return _decode(params, prompts, lengths, model, decode, graph, fold)
+    return diffusion_decode(params, prompts, lengths, model, decode, graph, fold)

@@ -78,7 +78,7 @@ def decide(
     return Decision(reveal, margin)
 
 
-def stops(
+def shows_stop(
     canvas: Int[Array, "batch block"], generated: Bool[Array, "batch block"], stop_ids: tuple[int, ...], mask_id: int
 ) -> Bool[Array, " batch"]:
     """Whether a generated stop token stands with no MASK before it."""

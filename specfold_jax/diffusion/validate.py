@@ -9,6 +9,7 @@ from jaxtyping import Array, Int
 
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig, concrete
 from specfold_jax.diffusion.graph import DraftGraph, require_made_for
+from specfold_jax.models.parameters import require_fitting
 
 STATUS = (
     "decoded",
@@ -56,7 +57,6 @@ def validate(
 
     Static facts (shapes, sizes) are always checked; values only where they are concrete.
     """
-    del params  # checked by the loader
     for name, value, kind in (
         ("model", model, ModelConfig),
         ("decode", decode, DecodeConfig),
@@ -66,6 +66,7 @@ def validate(
         if not isinstance(value, kind) and not (value is None and name in ("graph", "fold")):
             hint = "; DraftGraph.load(path) reads one from a file" if name == "graph" else ""
             raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}{hint}")
+    require_fitting(params, model)
     for config in (decode, fold):  # again, for leaves may have been replaced behind their constructors' backs
         if config is not None:
             replace(config)

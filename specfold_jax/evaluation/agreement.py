@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specfold_jax.backends.choice import check
-from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.backends.choice import backend_of
+from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.diffusion import reveal
 from specfold_jax.diffusion.arrays import write
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.distribution import Distributions
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.diffusion.layout import lay_out
-from specfold_jax.diffusion.loop import begin, decode_step, unfinished
 from specfold_jax.diffusion.row import COMMIT, DONE
 from specfold_jax.diffusion.state import DecodeState
-from specfold_jax.diffusion.validate import row_status
 from specfold_jax.models import sampling
 from specfold_jax.models.transformer import Params, logits
 from specfold_jax.running.memory import explained
+from specfold_jax.running.stepping import states
 from specfold_jax.running.summary import Run
 
 
@@ -53,10 +53,11 @@ def differences(run: Run, vanilla: Run) -> list[Difference]:
 
 def margins(state: DecodeState, params: Params, model: ModelConfig, decode: DecodeConfig) -> Float[Array, " batch"]:
     """Each row's margin of what vanilla decides next: `reveal.decide`'s, or on a commit the gap of the next block's first token."""
-    row = state.row
-    branches = lay_out(state, DraftGraph.empty(), model, decode)
-    checked = check(params, branches, state.cache, row.start, model, decode)
-    seen = Distributions(params, branches, checked, row, model, decode, DraftGraph.empty())
+    row, graph = state.row, DraftGraph.empty()
+    backend = backend_of(decode, params, model)
+    branches = lay_out(state, graph, model, decode)
+    checked = backend.check(params, branches, state.cache, row.start, model, decode, None)
+    seen = Distributions(backend, params, branches, checked, row, model, decode, graph)
     margin = reveal.decide(row.canvas, seen.at(jnp.zeros_like(row.start), row.step), row.step, model, decode).margin
     if not model.draws_first_token:
         return jnp.where(row.phase == COMMIT, jnp.inf, margin)
@@ -81,32 +82,26 @@ def replay(
     prompts: Int[Array, "batch capacity"],
     lengths: Int[Array, " batch"],
     rows: Sequence[int],
-    model: ModelConfig,
-    decode: DecodeConfig,
-    graph: DraftGraph | None = None,
-    fold: FoldConfig | None = None,
+    how: Decoding,
     margins_too: bool = False,
 ) -> dict[int, list[Visited]]:
-    """Runs the loop from Python (vanilla without a graph): the states that each of `rows` passes through, check by check."""
-    graph = DraftGraph.empty() if graph is None else graph
-    step, look, margin_of = jax.jit(decode_step), jax.jit(_look), jax.jit(margins)
-    states: dict[int, list[Visited]] = {row: [] for row in rows}
-    with explained(params, model, decode, prompts.shape, graph, fold):
-        state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
-        while True:
+    """Runs the loop from Python: the states that each of `rows` passes through, check by check. Margins are vanilla's."""
+    model, decode, *_ = how
+    look, margin_of = jax.jit(_look), jax.jit(margins)
+    found: dict[int, list[Visited]] = {row: [] for row in rows}
+    with explained(params, how, prompts.shape):
+        for state in states(params, prompts, lengths, how):
             margin = margin_of(state, params, model, decode) if margins_too else state.row.start
             seen = (look(state, model), state.row.start, state.stats.steps, state.row.phase, margin)
             tokens, start, steps, phase, margin = jax.device_get(seen)
-            for row, visits in states.items():
+            for row, visits in found.items():
                 known = margins_too and phase[row] != DONE
                 visit = Visited(tokens[row], int(start[row]), int(steps[row]), float(margin[row]) if known else None)
                 if not visits or (visits[-1].tokens != visit.tokens).any():
                     visits.append(visit)
                 elif phase[row] != DONE:  # a committed block is the next block's first state where no token is drawn with it
                     visits[-1] = visit
-            if not bool(unfinished(state)):
-                return states
-            state = step(state, params, model, decode, graph, fold)
+    return found
 
 
 def _look(state: DecodeState, model: ModelConfig) -> Int[Array, "batch span"]:
@@ -142,10 +137,7 @@ def with_margins(
     found: Sequence[Difference],
     params: Params,
     batches: Sequence[tuple[Int[np.ndarray, "batch capacity"], Int[np.ndarray, " batch"]]],
-    model: ModelConfig,
-    decode: DecodeConfig,
-    graph: DraftGraph,
-    fold: FoldConfig | None,
+    how: Decoding,
 ) -> list[Difference]:
     """The differences with their margins, from replays of the batches they come from, by vanilla and by the other method."""
     out, size = [], len(batches[0][1])
@@ -153,7 +145,8 @@ def with_margins(
         here = [difference for difference in found if difference.prompt // size == index]
         rows = [difference.prompt % size for difference in here]
         prompts, lengths = map(jnp.asarray, batches[index])
-        vanilla = replay(params, prompts, lengths, rows, model, decode, margins_too=True)
-        other = replay(params, prompts, lengths, rows, model, decode, graph, fold)
-        out += [d._replace(margin=margin_at_parting(other[r], vanilla[r], model.mask_id)) for d, r in zip(here, rows, strict=True)]
+        plain = Decoding.of("vanilla", how.model, how.decode)
+        vanilla = replay(params, prompts, lengths, rows, plain, margins_too=True)
+        other = replay(params, prompts, lengths, rows, how)
+        out += [d._replace(margin=margin_at_parting(other[r], vanilla[r], how.model.mask_id)) for d, r in zip(here, rows, strict=True)]
     return out

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from specfold_jax.config import ModelConfig
 from specfold_jax.files import read_json
 from specfold_jax.models.families import model_config
+from specfold_jax.models.parameters import at, shapes
 from specfold_jax.models.transformer import Params
 from specfold_jax.values import conforming
 
@@ -28,25 +29,6 @@ class Part(NamedTuple):
     path: tuple[str | int, ...]
     start: int
     stop: int
-
-
-def shapes(model: ModelConfig) -> dict[str, Any]:
-    """The parameter pytree with shapes in place of arrays."""
-    qkv, out = (model.heads + 2 * model.kv_heads) * model.head_dim, model.heads * model.head_dim
-    layer = {
-        "attn_norm": (model.dim,),
-        "qkv": (qkv, model.dim),
-        "o": (model.dim, out),
-        "ffn_norm": (model.dim,),
-        "gate_up": (2 * model.ffn_dim, model.dim),
-        "down": (model.dim, model.ffn_dim),
-    }
-    if model.qkv_bias:
-        layer["qkv_bias"] = (qkv,)
-    if model.qk_norm:
-        layer |= {"q_norm": (model.head_dim,), "k_norm": (model.head_dim,)}
-    tree = {"embed": (model.vocab, model.dim), "layers": [dict(layer) for _ in range(model.layers)], "norm": (model.dim,)}
-    return tree if model.tied else tree | {"head": (model.vocab, model.dim)}
 
 
 def name_table(model: ModelConfig) -> dict[str, Part]:
@@ -74,13 +56,6 @@ def name_table(model: ModelConfig) -> dict[str, Part]:
             parts |= {f"self_attn.{n}_norm.weight": (f"{n}_norm", 0, model.head_dim) for n in ("q", "k")}
         table |= {f"{root}.layers.{index}.{name}": Part(("layers", index, key), *rows) for name, (key, *rows) in parts.items()}
     return table
-
-
-def at(tree: Any, path: Sequence[str | int]) -> Any:
-    """What stands at a path in a parameter tree."""
-    for key in path:
-        tree = tree[key]
-    return tree
 
 
 def _part_shape(model: ModelConfig, part: Part) -> tuple[int, ...]:

@@ -2,29 +2,23 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specfold_jax.backends.choice import chosen
-from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
-from specfold_jax.diffusion.graph import DraftGraph
-from specfold_jax.diffusion.loop import specfold_decode, spiffy_decode, vanilla_decode
+from specfold_jax.diffusion.decoding import Decoding
+from specfold_jax.diffusion.loop import diffusion_decode
 from specfold_jax.diffusion.state import Decoded
 from specfold_jax.diffusion.validate import validate
 from specfold_jax.models.transformer import Params
-from specfold_jax.running.memory import explained
+from specfold_jax.running.memory import explained, implementation
 from specfold_jax.running.summary import Run, summarise
 from specfold_jax.values import Size, as_array, conforming
 
-Method = Literal["vanilla", "spiffy", "specfold"]
-METHODS: tuple[Method, ...] = get_args(Method)
 CAPACITY_STEP = 32
-_vanilla, _spiffy, _specfold = jax.jit(vanilla_decode), jax.jit(spiffy_decode), jax.jit(specfold_decode)
+_decode = jax.jit(diffusion_decode)
 
 
 def pad(ids: Sequence[Sequence[int]], capacity: int | None = None) -> tuple[Int[np.ndarray, "batch capacity"], Int[np.ndarray, " batch"]]:
@@ -44,41 +38,9 @@ def pad(ids: Sequence[Sequence[int]], capacity: int | None = None) -> tuple[Int[
     return prompts, lengths
 
 
-def run(
-    method: Method,
-    params: Params,
-    prompts: Int[Array, "batch capacity"],
-    lengths: Int[Array, " batch"],
-    model: ModelConfig,
-    decode: DecodeConfig,
-    graph: DraftGraph | None = None,
-    fold: FoldConfig | None = None,
-) -> Decoded:
-    """One jitted decode of a batch. Methods that draft need a graph, and "specfold" a fold. Nothing waits for the device."""
-    if method not in METHODS:
-        raise ValueError(f"{method=} must be one of {METHODS}")
-    if method == "vanilla":
-        return _vanilla(params, prompts, lengths, model, decode)
-    if graph is None:
-        raise ValueError(f"{method=} needs a draft graph")
-    if method == "spiffy":
-        return _spiffy(params, prompts, lengths, model, decode, graph)
-    if fold is None:
-        raise ValueError(f"{method=} needs a FoldConfig")
-    return _specfold(params, prompts, lengths, model, decode, graph, fold)
-
-
-def implementation(
-    method: Method,
-    params: Params,
-    model: ModelConfig,
-    decode: DecodeConfig,
-    graph: DraftGraph | None = None,
-    fold: FoldConfig | None = None,
-) -> str:
-    """What `run` with these arguments runs on, "xla" or "pallas". Raises NotImplementedError for kernels that are asked for in vain."""
-    used = DraftGraph.empty() if method == "vanilla" or graph is None else graph
-    return chosen(decode, params, model, fold if method == "specfold" else None, used.token_ranks)
+def run(params: Params, prompts: Int[Array, "batch capacity"], lengths: Int[Array, " batch"], how: Decoding) -> Decoded:
+    """One jitted decode of a batch. Nothing waits for the device."""
+    return _decode(params, prompts, lengths, *how)
 
 
 def batches(ids: Sequence[Sequence[int]], batch: int) -> list[tuple[Int[np.ndarray, "batch capacity"], Int[np.ndarray, " batch"]]]:
@@ -91,13 +53,9 @@ def batches(ids: Sequence[Sequence[int]], batch: int) -> list[tuple[Int[np.ndarr
 
 
 def run_all(
-    method: Method,
     params: Params,
     ids: Sequence[Sequence[int]],
-    model: ModelConfig,
-    decode: DecodeConfig,
-    graph: DraftGraph | None = None,
-    fold: FoldConfig | None = None,
+    how: Decoding,
     batch: int = 8,
     warm_up: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -111,25 +69,23 @@ def run_all(
     if not ids:
         raise ValueError("there must be at least one prompt")
     prompts, lengths = pad(ids)
-    validate(params, jnp.asarray(prompts), jnp.asarray(lengths), model, decode, None if method == "vanilla" else graph, fold)
+    validate(params, jnp.asarray(prompts), jnp.asarray(lengths), *how)
     parts = [(jnp.asarray(prompts), jnp.asarray(lengths)) for prompts, lengths in batches(ids, batch)]
-    impl = implementation(method, params, model, decode, graph, fold)
-    used = (None, None) if method == "vanilla" else (graph, fold if method == "specfold" else None)
-    decode_batch = partial(run, method, params, model=model, decode=decode, graph=graph, fold=fold)
-    with explained(params, model, decode, parts[0][0].shape, *used):
+    impl = implementation(params, how)
+    with explained(params, how, parts[0][0].shape):
         begun = time.perf_counter()
-        jax.block_until_ready(decode_batch(parts[0][0], jnp.zeros_like(parts[0][1])))
+        jax.block_until_ready(run(params, parts[0][0], jnp.zeros_like(parts[0][1]), how))
         compile_seconds = time.perf_counter() - begun
         if warm_up:
-            jax.block_until_ready(decode_batch(*parts[0]))
+            jax.block_until_ready(run(params, *parts[0], how))
         done, seconds = [], 0.0
         for prompts, lengths in parts:
             begun = time.perf_counter()
-            decoded = jax.block_until_ready(decode_batch(prompts, lengths))
+            decoded = jax.block_until_ready(run(params, prompts, lengths, how))
             seconds += time.perf_counter() - begun
             done.append(jax.device_get(decoded))
             if progress:
                 progress(min(len(done) * len(lengths), len(ids)))
     whole = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(ids)], *done)
     prompt_lengths = pad(ids)[1]
-    return Run(whole, prompt_lengths, summarise(whole, prompt_lengths, seconds, method, compile_seconds, impl))
+    return Run(whole, prompt_lengths, summarise(whole, prompt_lengths, seconds, how.method.name, compile_seconds, impl))

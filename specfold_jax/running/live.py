@@ -15,17 +15,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.config import ModelConfig
 from specfold_jax.diffusion.arrays import write
-from specfold_jax.diffusion.graph import DraftGraph
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.layout import lay_out
-from specfold_jax.diffusion.loop import begin, decode_step, finish, unfinished
+from specfold_jax.diffusion.loop import finish
 from specfold_jax.diffusion.row import COMMIT
 from specfold_jax.diffusion.state import Decoded, DecodeState
-from specfold_jax.diffusion.validate import row_status, validate
+from specfold_jax.diffusion.validate import validate
+from specfold_jax.models.check import Branches
 from specfold_jax.models.transformer import Params
 from specfold_jax.running.batch import pad
 from specfold_jax.running.memory import explained
+from specfold_jax.running.stepping import states
 from specfold_jax.values import conforming
 
 MASK_DOT = "·"
@@ -63,54 +65,48 @@ class Frame:
     decoded: Decoded | None = None
 
 
-def frames(
-    params: Params,
-    ids: Sequence[int],
-    model: ModelConfig,
-    decode: DecodeConfig,
-    graph: DraftGraph | None = None,
-    fold: FoldConfig | None = None,
-) -> Iterator[Frame]:
-    """Decodes one prompt with the jitted `decode_step`; yields a frame after the prefill and after every forward pass.
+def frames(params: Params, ids: Sequence[int], how: Decoding) -> Iterator[Frame]:
+    """Decodes one prompt step by step; yields a frame after the prefill and after every forward pass.
 
-    Without a graph this is vanilla decoding, without a fold Spiffy. Raises ValueError for a prompt that cannot be decoded.
+    Raises ValueError for a prompt that cannot be decoded.
     """
     prompts, lengths = map(jnp.asarray, pad([ids]))
-    validate(params, prompts, lengths, model, decode, graph, fold)
-    graph = DraftGraph.empty() if graph is None else graph
-    with explained(params, model, decode, prompts.shape, graph, fold):
-        yield from _frames(params, prompts, lengths, model, decode, graph, fold)
+    validate(params, prompts, lengths, *how)
+    with explained(params, how, prompts.shape):
+        yield from _frames(params, prompts, lengths, how)
 
 
-def _frames(
-    params: Params, prompts: Array, lengths: Array, model: ModelConfig, decode: DecodeConfig, graph: DraftGraph, fold: FoldConfig | None
-) -> Iterator[Frame]:
-    length = int(lengths[0])
-    step, branches_of, look, finished = (jax.jit(f) for f in (decode_step, lay_out, _look, finish))
-    state = jax.jit(begin)(params, prompts, lengths, model, decode, graph, row_status(prompts, lengths, model, decode, fold))
+def _frames(params: Params, prompts: Array, lengths: Array, how: Decoding) -> Iterator[Frame]:
+    model, length = how.model, int(lengths[0])
+    branches_of, look, finished = (jax.jit(f) for f in (lay_out, _look, finish))
+    steps = states(params, prompts, lengths, how)
+    state = next(steps)
     seen = jax.device_get(look(state))
     frame = _frame("prefill", seen, np.zeros(0, np.int32), length, model)
-    while bool(unfinished(state)):
+    for after in steps:
         yield frame
         kind = "commit" if int(state.row.phase[0]) == COMMIT else "check"
-        branches = jax.device_get(branches_of(state, graph, model, decode))
-        canvas = np.asarray(state.row.canvas[0])
-        state = step(state, params, model, decode, graph, fold)
-        before, seen = seen, jax.device_get(look(state))
-        after = seen[0][0]
-        lines = []
-        context = branches.parent[0] * 0 - 1 if branches.context is None else branches.context[0]
-        for n in np.flatnonzero(branches.valid[0]).tolist()[1:]:
-            ahead = bool(context[n] >= 0)  # the next block's first canvas
-            start = int(branches.start[0]) + (len(canvas) if ahead else 0)
-            tokens, parent = branches.tokens[0, n], int(context[n] if ahead else branches.parent[0, n])
-            new = (tokens != model.mask_id) & (ahead | (tokens != canvas))
-            reveals = tuple((start + int(i), int(tokens[i])) for i in np.flatnonzero(new))
-            lines.append(DraftLine(n, parent, reveals, all(p < len(after) and after[p] == token for p, token in reveals)))
+        branches = jax.device_get(branches_of(state, how.graph, model, how.decode))
+        before, seen = seen, jax.device_get(look(after))
         old = before[0][0][: int(before[1][0])]
-        frame = _frame(kind, seen, old, length, model, int(before[3][0]), tuple(lines))
-    decoded = jax.device_get(finished(state, model, decode))
-    yield _with(frame, decoded)
+        lines = _draft_lines(branches, np.asarray(state.row.canvas[0]), seen[0][0], model)
+        frame = _frame(kind, seen, old, length, model, int(before[3][0]), lines)
+        state = after
+    yield _with(frame, jax.device_get(finished(state, model, how.decode)))
+
+
+def _draft_lines(branches: Branches, canvas: np.ndarray, after: np.ndarray, model: ModelConfig) -> tuple[DraftLine, ...]:
+    """The drafts of a check of one sequence, against the tokens that stand there after it."""
+    lines = []
+    context = branches.parent[0] * 0 - 1 if branches.context is None else branches.context[0]
+    for n in np.flatnonzero(branches.valid[0]).tolist()[1:]:
+        ahead = bool(context[n] >= 0)  # the next block's first canvas
+        start = int(branches.start[0]) + (len(canvas) if ahead else 0)
+        tokens, parent = branches.tokens[0, n], int(context[n] if ahead else branches.parent[0, n])
+        new = (tokens != model.mask_id) & (ahead | (tokens != canvas))
+        reveals = tuple((start + int(i), int(tokens[i])) for i in np.flatnonzero(new))
+        lines.append(DraftLine(n, parent, reveals, all(p < len(after) and after[p] == token for p, token in reveals)))
+    return tuple(lines)
 
 
 def _look(state: DecodeState) -> tuple[jax.Array, ...]:

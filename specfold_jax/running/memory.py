@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from specfold_jax.backends.choice import chosen
-from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
-from specfold_jax.diffusion.graph import DraftGraph
+from specfold_jax.backends.choice import backend_of, impl_name
+from specfold_jax.config import ModelConfig
+from specfold_jax.diffusion.decoding import Decoding
 
 FLOAT = 4
 """Bytes of an fp32 number: logits and attention scores are fp32 whatever the parameters are."""
@@ -102,12 +102,10 @@ def levers(model: ModelConfig, sizes: Sizes) -> dict[str, int]:
     return {name: size for name, size in sorted(saved.items(), key=lambda pair: -pair[1]) if size > 0 and size >= min(best, whole / 100)}
 
 
-def sizes_of(
-    params: Any, model: ModelConfig, decode: DecodeConfig, batch: int, capacity: int, graph: DraftGraph | None = None, impl: str = "xla"
-) -> Sizes:
-    """The sizes of a decode. `graph` None: vanilla."""
+def sizes_of(params: Any, how: Decoding, batch: int, capacity: int, impl: str = "xla") -> Sizes:
+    """The sizes of a decode of `batch` prompts in arrays of `capacity` tokens."""
     leaves = jax.tree.leaves(params)
-    graph = DraftGraph.empty() if graph is None else graph
+    model, decode, graph, _ = how
     return Sizes(
         batch=batch,
         capacity=capacity,
@@ -154,15 +152,13 @@ def readable(size: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def implementation(params: Any, how: Decoding) -> str:
+    """What a decode runs on, "xla" or "pallas". Raises NotImplementedError for kernels that are asked for in vain."""
+    return impl_name(backend_of(how.decode, params, how.model, how.fold, how.graph.token_ranks), params)
+
+
 @contextmanager
-def explained(
-    params: Any,
-    model: ModelConfig,
-    decode: DecodeConfig,
-    shape: tuple[int, ...],
-    graph: DraftGraph | None = None,
-    fold: FoldConfig | None = None,
-) -> Iterator[None]:
+def explained(params: Any, how: Decoding, shape: tuple[int, ...]) -> Iterator[None]:
     """Raises OutOfDeviceMemory in place of JAX's RESOURCE_EXHAUSTED from a decode of prompts of this shape [batch, capacity].
 
     The caller waits for the device inside, for JAX raises when results are asked for. Other errors pass.
@@ -173,10 +169,9 @@ def explained(
         if not is_full(error):
             raise
         batch, capacity = shape
-        impl = chosen(decode, params, model, fold, 1 if graph is None else graph.token_ranks)
-        sizes = sizes_of(params, model, decode, batch, capacity, graph, impl)
+        sizes = sizes_of(params, how, batch, capacity, implementation(params, how))
         first = str(error).strip().splitlines()[0]
-        raise OutOfDeviceMemory(f"{message(model, sizes, _limit(params))} ({first})") from error
+        raise OutOfDeviceMemory(f"{message(how.model, sizes, _limit(params))} ({first})") from error
 
 
 def is_full(error: Exception) -> bool:

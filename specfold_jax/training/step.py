@@ -11,8 +11,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specfold_jax.config import ModelConfig
-from specfold_jax.models.checkpoint import shapes
 from specfold_jax.models.families import model_config
+from specfold_jax.models.parameters import shapes
 from specfold_jax.models.transformer import Params, head_weight, trunk
 from specfold_jax.training.batches import Batch, Packs, make_batch
 

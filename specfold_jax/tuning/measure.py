@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
+from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_jax.evaluation.intervals import wilson
+from specfold_jax.methods import METHODS, MethodName
 from specfold_jax.models.transformer import Params
-from specfold_jax.running.batch import Method, batches, pad, run
+from specfold_jax.running.batch import batches, pad, run
 from specfold_jax.running.memory import explained
 from specfold_jax.running.summary import Run, summarise
 from specfold_jax.tuning.timing_table import median, require_times
@@ -36,7 +38,7 @@ class Subject(NamedTuple):
 class Setting:
     """A method with its settings; None where the method has none."""
 
-    method: Method
+    method: MethodName
     source: str | None = None
     drafts: int | None = None
     reach: int | None = None
@@ -53,11 +55,15 @@ class Setting:
     @property
     def lossless(self) -> bool:
         """Whether it follows vanilla by construction (in exact arithmetic)."""
-        return self.method != "specfold" or self.guard == np.inf
+        return METHODS[self.method].lossless or self.guard == np.inf
 
     def fold(self) -> FoldConfig | None:
         """Its fold."""
         return FoldConfig(tau=self.tau, guard=self.guard) if self.tau is not None and self.guard is not None else None
+
+    def decoding(self, subject: Subject, graph: DraftGraph | None) -> Decoding:
+        """What decodes with it."""
+        return Decoding.of(self.method, subject.model, subject.decode, graph, self.fold())
 
 
 @dataclass(frozen=True)
@@ -170,14 +176,13 @@ def timed(
     subject: Subject, ids: Sequence[Sequence[int]], setting: Setting, graph: DraftGraph | None, first: int | None = None
 ) -> tuple[list[Any], list[float]]:
     """The decoded batches on the host, and milliseconds of a loop iteration in each. `first`: only that many batches."""
-    params, model, decode = subject.params, subject.model, subject.decode
+    params, how = subject.params, setting.decoding(subject, graph)
 
     def go(tokens: jax.Array, lengths: jax.Array) -> Any:
-        return jax.block_until_ready(run(setting.method, params, tokens, lengths, model, decode, graph, setting.fold()))
+        return jax.block_until_ready(run(params, tokens, lengths, how))
 
     parts = [(jnp.asarray(tokens), jnp.asarray(lengths)) for tokens, lengths in batches(ids, subject.batch)[:first]]
-    used = None if setting.method == "vanilla" else graph
-    with explained(params, model, decode, parts[0][0].shape, used, setting.fold()):
+    with explained(params, how, parts[0][0].shape):
         go(*parts[0])  # compiles and warms up
         done, milliseconds = [], []
         for tokens, lengths in parts:

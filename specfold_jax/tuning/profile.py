@@ -1,7 +1,7 @@
 """A profile: the method and the settings that `specfold tune` chose for a model on a device, and what it measured.
 
-    profile = profile.load("profile.json")
-    specfold_decode(params, prompts, lengths, model, profile.decode, profile.graph, profile.fold)
+    found = profile.load("profile.json")
+    decoded = batch.run(params, prompts, lengths, Decoding(model, found.decode, found.graph, found.fold))
 
 decodes with it whatever its method: vanilla's graph is empty, and only SpecFold has a fold.
 """
@@ -16,7 +16,7 @@ from specfold_jax import values as graph_json_values
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.diffusion.graph import DraftGraph, differing, require_made_for
 from specfold_jax.files import read_json, write_json
-from specfold_jax.running.batch import Method
+from specfold_jax.methods import METHODS, MethodName
 from specfold_jax.values import Size, conform, conforming
 
 _MADE_FOR: dict[str, Any] = {"model": str, "vocab": Size, "block": Size, "sub_block": Size}
@@ -29,7 +29,7 @@ class Profile:
     `measured`: figures and intervals of the choice and its rivals; `notes`: what to know about them, in words.
     """
 
-    method: Method
+    method: MethodName
     decode: DecodeConfig
     graph: DraftGraph
     fold: FoldConfig | None
@@ -41,9 +41,10 @@ class Profile:
         conform(self)
         graph_json_values.same_names("made_for", self.made_for, list(_MADE_FOR))
         made_for = {name: conforming(f"made_for[{name!r}]", self.made_for[name], hint) for name, hint in _MADE_FOR.items()}
-        if (self.fold is not None) != (self.method == "specfold"):
-            raise ValueError(f"method={self.method!r} must {'have a' if self.method == 'specfold' else 'not have a'} fold")
-        if (self.graph.max_drafts > 0) != (self.method != "vanilla"):
+        method = METHODS[self.method]
+        if (self.fold is not None) != method.folds:
+            raise ValueError(f"method={self.method!r} must {'have a' if method.folds else 'not have a'} fold")
+        if (self.graph.max_drafts > 0) != method.drafts:
             raise ValueError(f"method={self.method!r} does not go with a graph of at most {self.graph.max_drafts} drafts a check")
         require_made_for(self.graph, *made_for.values())
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specfold_jax.diffusion.graph import DraftGraph
-from specfold_jax.running.batch import METHODS, implementation
+from specfold_jax.methods import METHODS
+from specfold_jax.running.memory import implementation
 from specfold_jax.tuning import profile as p
 from specfold_jax.tuning.graphs import Candidate
 from specfold_jax.tuning.measure import Outcome, Subject
@@ -53,7 +53,7 @@ def profile_of(tuner: Any, chosen: Outcome, found: list[Candidate], gates: dict[
     """The profile of the chosen outcome."""
     batch, seed = tuner.subject.batch, tuner.search.seed
     setting = chosen.setting
-    graph = DraftGraph.empty() if setting.method == "vanilla" else tuner.graphs[setting]
+    how = setting.decoding(tuner.subject, tuner.graphs[setting])
     rivals = {method: best.figures(batch, seed) for method in METHODS if (best := tuner.best(method)) is not None}
     measured = {
         "chosen": chosen.figures(batch, seed),
@@ -66,10 +66,10 @@ def profile_of(tuner: Any, chosen: Outcome, found: list[Candidate], gates: dict[
         "batch": batch,
         "dtype": plan["dtype"],
         "device": plan["device"],
-        "impl": implementation(setting.method, tuner.subject.params, tuner.subject.model, tuner.subject.decode, graph, setting.fold()),
+        "impl": implementation(tuner.subject.params, how),
         "versions": plan["versions"],
     }
-    return p.Profile(setting.method, tuner.subject.decode, graph, setting.fold(), plan["made_for"], measured, tuple(notes(tuner, chosen)))
+    return p.Profile(setting.method, how.decode, how.graph, how.fold, plan["made_for"], measured, tuple(notes(tuner, chosen)))
 
 
 def notes(tuner: Any, chosen: Outcome) -> list[str]:
@@ -80,8 +80,8 @@ def notes(tuner: Any, chosen: Outcome) -> list[str]:
     where = f"on {device_name()} at batch {batch}"
     rate = f"{chosen.rate(batch):.1f} tokens/s (95 % interval {low:.1f} to {high:.1f})"
     vanilla, spiffy = tuner.best("vanilla"), tuner.best("spiffy")
-    names = {"vanilla": "Vanilla decoding", "spiffy": "Spiffy", "specfold": "SpecFold"}
-    lines = [f"{names[chosen.setting.method]} is the better choice {where}: {rate}."]
+    title = METHODS[chosen.setting.method].title
+    lines = [f"{title[0].upper()}{title[1:]} is the better choice {where}: {rate}."]
     if chosen is not vanilla:
         lines[0] = lines[0][:-1] + f", {chosen.rate(batch) / vanilla.rate(batch):.2f} times vanilla."
     elif spiffy is not None:
@@ -109,7 +109,7 @@ def notes(tuner: Any, chosen: Outcome) -> list[str]:
 
 
 def _rank(outcome: Outcome) -> int:
-    return METHODS.index(outcome.setting.method)
+    return list(METHODS).index(outcome.setting.method)
 
 
 def _forwards(outcome: Outcome, vanilla: Outcome) -> str:

@@ -237,9 +237,7 @@ class _Tuner:
         setting, subject = self.leading("specfold").setting, self.subject
 
         def make() -> dict[str, Any]:
-            fold = setting.fold()
-            assert fold is not None
-            seen = record_gates(subject.params, self.held[:WATCHED], subject.model, subject.decode, self.graphs[setting], fold)
+            seen = record_gates(subject.params, self.held[:WATCHED], setting.decoding(subject, self.graphs[setting]))
             return seen | {"setting": setting.key, "prompts": len(self.held[:WATCHED])}
 
         def read(value: Any) -> dict[str, Any]:

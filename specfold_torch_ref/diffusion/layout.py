@@ -7,8 +7,7 @@ from torch import Tensor
 from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.diffusion.graph import DraftGraph
 from specfold_torch_ref.diffusion.draft import Drafts, descent, propose
-from specfold_torch_ref.diffusion.reveal import stops
-from specfold_torch_ref.diffusion.row import COMMIT, DENOISE, DONE, Row, first_canvas
+from specfold_torch_ref.diffusion.row import COMMIT, DENOISE, DONE, Row, first_canvas, stops
 from specfold_torch_ref.diffusion.state import DecodeState
 from specfold_torch_ref.models.check import Branches
 
@@ -64,8 +63,7 @@ def _make_room(
     goes_on = row.start + row.canvas.shape[1] < row.limit
     wanted = goes_on & (main | torch.any(complete, dim=1))
     if model.stop_rule == "commit":  # a block that stops its row has no next one
-        generated = row.positions >= row.lengths[:, None]
-        wanted &= ~(main & stops(row.canvas, generated, decode.stop_tokens(model), model.mask_id))
+        wanted &= ~(main & stops(row, model, decode))
     behind = torch.where(main, -1, heaviest)
     victim = torch.where(behind == count - 1, count - 2, count - 1)
     full = wanted & torch.all(drafts.valid, dim=1)

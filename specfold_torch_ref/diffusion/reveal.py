@@ -76,7 +76,7 @@ def decide(
     return Decision(reveal, margin)
 
 
-def stops(
+def shows_stop(
     canvas: Int[Tensor, "batch block"], generated: Bool[Tensor, "batch block"], stop_ids: tuple[int, ...], mask_id: int
 ) -> Bool[Tensor, " batch"]:
     """Whether a generated stop token stands with no MASK before it."""

@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 def stops(row: Row, model: ModelConfig, decode: DecodeConfig) -> Bool[Tensor, " batch"]:
     """Whether a generated stop token stands in the canvas with no MASK before it."""
-    return reveal.stops(row.canvas, row.positions >= row.lengths[:, None], decode.stop_tokens(model), model.mask_id)
+    return reveal.shows_stop(row.canvas, row.positions >= row.lengths[:, None], decode.stop_tokens(model), model.mask_id)
 
 
 def ends(row: Row, model: ModelConfig, decode: DecodeConfig) -> Bool[Tensor, " batch"]:

@@ -9,7 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from specfold_jax.config import ModelConfig
-from specfold_jax.models.checkpoint import at, name_table, read_model, resolve_folder, shapes
+from specfold_jax.models.checkpoint import name_table, read_model, resolve_folder
+from specfold_jax.models.parameters import at, shapes
 from specfold_torch_ref.models.transformer import Params
 
 

@@ -1,7 +1,4 @@
-"""Parameters of the JAX side and of this side, moved both ways bit for bit: one table of names, and NumPy in between."""
-
-from collections.abc import Callable
-from typing import Any
+"""Parameters of the JAX side as this side's, bit for bit: one table of names, and NumPy in between."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +6,10 @@ import torch
 from torch import Tensor
 
 from specfold_jax.config import ModelConfig
-from specfold_jax.models.checkpoint import at, shapes
+from specfold_jax.models.parameters import Path, at, leaves, path_text, shapes
+from specfold_jax.models.parameters import require_fitting as require_shapes
 from specfold_torch_ref.models.transformer import Params
 
-Path = tuple[str | int, ...]
 TOP = {"embed": "embed", "norm": "norm", "head": "head"}
 LAYER = {
     "attn_norm": "attn_norm",
@@ -26,7 +23,6 @@ LAYER = {
     "down": "down",
 }
 """Name on the JAX side -> name on this side. `head`, `qkv_bias`, `q_norm` and `k_norm` are there where the model has them."""
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def name_table(model: ModelConfig) -> dict[Path, Path]:
@@ -38,16 +34,13 @@ def name_table(model: ModelConfig) -> dict[Path, Path]:
     return table
 
 
-def to_torch(params: dict[str, Any], model: ModelConfig, device: torch.device | str = "cpu") -> Params:
+def to_torch(params: Params, model: ModelConfig, device: torch.device | str = "cpu") -> Params:
     """The JAX side's parameters as tensors. Raises ValueError naming what is missing, extra, or of a wrong shape or dtype."""
-    return _move(
-        params, model, {path: (place, path) for path, place in name_table(model).items()}, lambda x: _tensor(np.array(x)).to(device)
-    )
-
-
-def to_jax(params: Params, model: ModelConfig) -> dict[str, Any]:
-    """This side's parameters as JAX arrays. Raises ValueError naming what is missing, extra, or of a wrong shape or dtype."""
-    return _move(params, model, {place: (path, path) for path, place in name_table(model).items()}, lambda x: jnp.asarray(_array(x)))
+    require_shapes(params, model)
+    found, out = leaves(params), {"layers": [{} for _ in range(model.layers)]}
+    for path, place in name_table(model).items():
+        at(out, place[:-1])[place[-1]] = _tensor(np.array(found[path])).to(device)
+    return out
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -56,60 +49,13 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
-    return tensor.numpy()
-
-
-def _move(
-    params: dict[str, Any], model: ModelConfig, table: dict[Path, tuple[Path, Path]], convert: Callable[[Any], Any]
-) -> dict[str, Any]:
-    """Converts each parameter. `table`: where it is -> where it goes, and its place in the JAX pytree, which has its shape."""
-    found = _leaves(params)
-    _require_shapes(found, model, {path: named for path, (_, named) in table.items()})
-    out: dict[str, Any] = {"layers": [{} for _ in range(model.layers)]}
-    for path, (place, _) in table.items():
-        at(out, place[:-1])[place[-1]] = convert(found[path])
-    return out
-
-
 def require_fitting(params: Params, model: ModelConfig) -> None:
     """Raises TypeError unless all are tensors, ValueError naming what is missing, extra, of a wrong shape or of another dtype."""
-    found = _leaves(params)
+    found = leaves(params)
     for path, value in found.items():
         if not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise TypeError(
-                f"params.{_show(path)} is a {kind}, must be a tensor; specfold_torch_ref.models.convert.to_torch(params, model) makes them"
-            )
-    _require_shapes(found, model, {place: path for path, place in name_table(model).items()})
+            advice = "specfold_torch_ref.models.convert.to_torch(params, model) makes them"
+            raise TypeError(f"params.{path_text(path)} is a {type(value).__name__}, must be a tensor; {advice}")
+    require_shapes(params, model)
     if len(kinds := {str(value.dtype) for value in found.values()}) > 1:
         raise ValueError(f"params have dtypes {', '.join(sorted(kinds))}, must have one")
-
-
-def _require_shapes(found: dict[Path, Any], model: ModelConfig, table: dict[Path, Path]) -> None:
-    """`table`: where a parameter must be -> its place in the JAX pytree."""
-    wanted, problems = shapes(model), [f"unexpected {_show(path)}" for path in found.keys() - table.keys()]
-    for path, named in table.items():
-        shape = at(wanted, named)
-        if path not in found:
-            problems.append(f"missing {_show(path)}")
-        elif tuple(found[path].shape) != shape:
-            problems.append(f"{_show(path)} has shape {list(found[path].shape)}, the configuration says {list(shape)}")
-        elif str(found[path].dtype).removeprefix("torch.") not in DTYPES:
-            problems.append(f"{_show(path)} has dtype {found[path].dtype}, needs one of {', '.join(DTYPES)}")
-    if problems:
-        raise ValueError("; ".join(sorted(problems)))
-
-
-def _leaves(params: dict[str, Any]) -> dict[Path, Any]:
-    leaves: dict[Path, Any] = {(name,): value for name, value in params.items() if name != "layers"}
-    for index, layer in enumerate(params.get("layers", [])):
-        leaves |= {("layers", index, name): value for name, value in layer.items()}
-    return leaves
-
-
-def _show(path: Path) -> str:
-    return ".".join(map(str, path))
