@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks.speed.ratios import folding_ms
-from benchmarks.tables.markdown import Result, Rows, table, where
+from benchmarks.tables.markdown import Result, Results, table, where
 
 SHAPE = {"shape": "1.5b", "dtype": "bfloat16", "prefix": 512}
 MOST_RECOMPUTED = 0.3
@@ -31,7 +31,7 @@ class Bar(NamedTuple):
         return "not measured" if self.measured is None else "met" if self.measured <= self.most else "missed"
 
 
-def _ms(rows: Rows) -> float | None:
+def _ms(rows: Results) -> float | None:
     return rows[0]["measured"]["median_ms"] if rows else None
 
 
@@ -44,13 +44,13 @@ def _recomputed(row: Result) -> float:
     return sum(ratio) / 2 if ratio else 1.0
 
 
-def _step(decodes: Rows, method: str) -> Result | None:
+def _step(decodes: Results, method: str) -> Result | None:
     """One iteration of batch 1."""
     found = where(decodes, **SHAPE, impl="pallas", batch=1, method=method, tau=(None, 0.1))
     return found[0]["measured"]["one"] if found else None
 
 
-def _folding(folded: Rows, spiffy: Rows) -> float | None:
+def _folding(folded: Results, spiffy: Results) -> float | None:
     """Share of a folded check that folding takes."""
     if not folded or not spiffy:
         return None
@@ -58,7 +58,7 @@ def _folding(folded: Rows, spiffy: Rows) -> float | None:
     return _over(extra, folded[0]["measured"]["median_ms"])
 
 
-def _bars(decodes: Rows, checks: Rows) -> Iterator[Bar]:
+def _bars(decodes: Results, checks: Results) -> Iterator[Bar]:
     vanilla, mine = _step(decodes, "vanilla"), where(checks, **SHAPE, impl="pallas")
     step = vanilla["step"]["median_ms"] if vanilla else None
     yield Bar("vanilla step, 32 rows", 1.55, step, " ms")
@@ -86,9 +86,9 @@ def _bars(decodes: Rows, checks: Rows) -> Iterator[Bar]:
         yield Bar(f"whole check of {low + 1} to {high} rows, over XLA's, at worst", most, worst)
 
 
-def bars(decodes: Rows, checks: Rows) -> str:
+def bars(decodes: Results, checks: Results) -> str:
     """A line a bar. Spiffy's and SpecFold's checks are of the run of checks, the vanilla step and overheads of the run of decodes."""
-    found: Rows = [{"bar": bar} for bar in _bars(decodes, checks)]
+    found: Results = [{"bar": bar} for bar in _bars(decodes, checks)]
     return table(
         found,
         ("figure", lambda row: row["bar"].figure),

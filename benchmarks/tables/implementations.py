@@ -5,14 +5,14 @@ from typing import Any
 
 from benchmarks.common.shapes import SHAPES
 from benchmarks.speed.ratios import EMBEDDED, ON_DEVICE, ratios, spread_text
-from benchmarks.tables.markdown import NOT_YET, Column, Result, Rows, number, table, where
+from benchmarks.tables.markdown import NOT_YET, Column, Result, Results, number, table, where
 from kernels_pallas.tiles import ROWS
 from specfold_jax.methods import METHODS
 
 IMPLS, ORDER = ("pallas", "xla", "triton", "torch"), list(METHODS)
 
 
-def _ordered(rows: Rows) -> Rows:
+def _ordered(rows: Results) -> Results:
     """By setting, whatever the order in which commands side by side measured them."""
 
     def place(row: Result) -> tuple[Any, ...]:
@@ -34,7 +34,7 @@ def _part(name: str) -> Column:
     return f"{name}, ms", text
 
 
-def decode(rows: Rows) -> str:
+def decode(rows: Results) -> str:
     """Whole decodes, and the parts of one iteration."""
 
     def kernels(row: Result) -> str:
@@ -61,7 +61,7 @@ def decode(rows: Rows) -> str:
     return found if found == NOT_YET else f"{found}\n{note}\n"
 
 
-def profile(rows: Rows) -> str:
+def profile(rows: Results) -> str:
     """What the kernels of one iteration do, in milliseconds, beside the weights' floors: Pallas, 1.5B shape, batch 1."""
 
     def part(name: str) -> Column:
@@ -80,9 +80,9 @@ def profile(rows: Rows) -> str:
     return table(_ordered(found), *columns, samples=False)
 
 
-def tokens(rows: Rows) -> str:
+def tokens(rows: Results) -> str:
     """Tokens a second of whole decodes: a line a shape, implementation, batch, D and tau, and how the methods compare."""
-    found: Rows = [{"setting": each, "measured": each} for each in ratios(rows)]
+    found: Results = [{"setting": each, "measured": each} for each in ratios(rows)]
 
     def rate(method: str) -> Callable[[Result], str]:
         return lambda row: f"{row['measured']['tokens_per_second'][method]:,.0f}"
@@ -98,7 +98,7 @@ def tokens(rows: Rows) -> str:
     return table(_ordered(found), *columns, samples=False)
 
 
-def checks(rows: Rows) -> str:
+def checks(rows: Results) -> str:
     """One check by its rows: a line a case and tau, a column an implementation."""
     impls = list(dict.fromkeys(row["setting"]["impl"] for row in rows))
     groups: dict[str, dict[str, Result]] = {}
@@ -139,9 +139,9 @@ def checks(rows: Rows) -> str:
     return table(found, *columns, samples=False)
 
 
-def ratio(rows: Rows) -> str:
+def ratio(rows: Results) -> str:
     """Iterations over each other, in one run; not PyTorch's, whose parts wait for the host."""
-    found: Rows = [{"setting": each, "measured": each} for each in ratios(rows) if each["impl"] in ON_DEVICE]
+    found: Results = [{"setting": each, "measured": each} for each in ratios(rows) if each["impl"] in ON_DEVICE]
 
     def percent(name: str) -> Callable[[Result], str]:
         return lambda row: "-" if row["measured"][name] is None else f"{row['measured'][name]:.0%}"
@@ -165,7 +165,7 @@ def ratio(rows: Rows) -> str:
     return table(_ordered(found), *columns, samples=False)
 
 
-def ops(rows: Rows) -> str:
+def ops(rows: Results) -> str:
     """One operation of a layer, or the head: a line an operation and number of rows, a column an implementation."""
     lines: dict[str, Result] = {}
     for row in rows:
@@ -198,9 +198,9 @@ def _rows(row: Result) -> str:
     return str(s["rows"]) if s["count"] == s["rows"] else f"{s['count']} of {s['rows']}"
 
 
-def tiles(rows: Rows) -> str:
+def tiles(rows: Results) -> str:
     """What the kernels choose beside the fastest of the other tiles that were measured: a line a product and number of rows."""
-    groups: dict[str, Rows] = {}
+    groups: dict[str, Results] = {}
     for row in rows:
         if "median_us" in row["measured"]:
             groups.setdefault(str(row["case"]), []).append(row)
@@ -213,7 +213,7 @@ def tiles(rows: Rows) -> str:
         tile = f"{blocks * ROWS} x {columns} / {warpgroups} / {stages} / {splits} / {cluster}"
         return f"{m['median_us']:.1f} ({m['low_us']:.1f} to {m['high_us']:.1f}): {tile}"
 
-    def line(group: Rows) -> Result:
+    def line(group: Results) -> Result:
         mine = next((row for row in group if row["default"]), None)
         others = sorted((row for row in group if not row["default"]), key=lambda row: (row["measured"]["median_us"], row["tile"]))
         return {"setting": group[0]["case"], "mine": mine, "other": others[0] if others else None}
@@ -224,10 +224,10 @@ def tiles(rows: Rows) -> str:
     return table(lines, *columns, samples=False)
 
 
-def parity(rows: Rows) -> str:
+def parity(rows: Results) -> str:
     """Of each operation and type: the largest error of a floating-point output by implementation; whole numbers must be equal."""
     implementations = list(dict.fromkeys(row["implementation"] for row in rows))
-    groups: dict[tuple[str, str], Rows] = {}
+    groups: dict[tuple[str, str], Results] = {}
     for row in rows:
         groups.setdefault((row["op"], row["dtype"]), []).append(row)
 
@@ -249,7 +249,7 @@ def parity(rows: Rows) -> str:
     return table([{"op": op, "dtype": dtype, "rows": mine} for (op, dtype), mine in groups.items()], *columns, samples=False)
 
 
-def both_sides(rows: Rows) -> str:
+def both_sides(rows: Results) -> str:
     """Prompts of which JAX and PyTorch say the same, and what the others differ in."""
     names = {"tokens": "same tokens", "nfe": "same forwards", "accepted": "same accepted drafts", "computed_rows": "same computed rows"}
     columns: list[Column] = [(name, lambda row, name=name: str(row[name])) for name in ("method", "dtype", "prompts")]

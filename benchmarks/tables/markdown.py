@@ -7,7 +7,7 @@ from typing import Any
 NOT_YET = "Not measured yet.\n"
 
 Result = dict[str, Any]
-Rows = list[Result]
+Results = list[Result]
 Column = tuple[str, Callable[[Result], str]]
 
 
@@ -33,7 +33,7 @@ def proportion(name: str) -> Callable[[Result], str]:
     return text
 
 
-def where(rows: Rows, **want: Any) -> Rows:
+def where(rows: Results, **want: Any) -> Results:
     """The results with these settings; a tuple names several values."""
 
     def fits(setting: dict[str, Any]) -> bool:
@@ -42,7 +42,7 @@ def where(rows: Rows, **want: Any) -> Rows:
     return [row for row in rows if fits(row["setting"])]
 
 
-def table(rows: Rows, *columns: Column, samples: bool = True) -> str:
+def table(rows: Results, *columns: Column, samples: bool = True) -> str:
     """A line a result; below it, if asked for, how many `samples` were decoded. `NOT_YET` without results."""
     if not rows:
         return NOT_YET

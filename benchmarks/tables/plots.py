@@ -30,11 +30,10 @@ from benchmarks.common.environment import RESULTS
 from benchmarks.common.results_file import commits, read
 from benchmarks.operations.cases import OP_SHAPES, OPS, Case, floor
 from benchmarks.speed.ratios import ON_DEVICE, ratios, ratios_of_checks
-from specfold_jax.calibration.picture import EDGE, INK
-from specfold_jax.files import whole
-from specfold_jax.tuning.plots import COLOURS, GREY
+from specfold_jax.files import atomic_write
+from specfold_jax.palette import EDGE, GREY, INK, SERIES
 
-IMPLEMENTATIONS = {"xla": COLOURS[0], "pallas": COLOURS[1], "triton": COLOURS[2], "torch": COLOURS[3]}
+IMPLEMENTATIONS = {"xla": SERIES[0], "pallas": SERIES[1], "triton": SERIES[2], "torch": SERIES[3]}
 COLUMNS = 4
 
 FLAGS = flags.FlagValues()
@@ -82,7 +81,7 @@ def _by_shape(results: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dic
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, format="png")
     return path
 
@@ -149,7 +148,7 @@ def _parts(shape: str, results: Sequence[dict[str, Any]], record: dict[str, Any]
     shown = {group: [r["measured"]["kernels"]["groups"].get(group, 0.0) for r in results] for group in groups}
     shown["between kernels"] = [max(r["measured"]["median_ms"] - r["measured"]["kernels"]["all"], 0.0) for r in results]
     places = range(len(results))
-    for (group, wide), colour in zip(((g, w) for g, w in shown.items() if any(w)), (*COLOURS, GREY), strict=False):
+    for (group, wide), colour in zip(((g, w) for g, w in shown.items() if any(w)), (*SERIES, GREY), strict=False):
         axes.barh(places, wide, left=left, label=group, color="#dde3ea" if group == "between kernels" else colour, height=0.65)
         left += wide
     floors = [max(r["measured"]["bytes_floor_ms"], r["measured"]["arithmetic_floor_ms"]) for r in results]

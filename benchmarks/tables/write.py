@@ -18,7 +18,7 @@ from benchmarks.common.environment import RESULTS, ROOT
 from benchmarks.common.results_file import commits, read
 from benchmarks.tables.bars import bars
 from benchmarks.tables.implementations import both_sides, checks, decode, ops, parity, profile, ratio, tiles, tokens
-from benchmarks.tables.markdown import NOT_YET, Column, Result, Rows, number, proportion, table, where
+from benchmarks.tables.markdown import NOT_YET, Column, Result, Results, number, proportion, table, where
 from specfold_jax.files import write_text
 from specfold_jax.methods import METHODS
 
@@ -67,13 +67,13 @@ DISTINCT: Column = ("distinct drafts", lambda row: f"{row['measured'].get('disti
 DRAFTED: Column = ("drafts a check", number("drafted_per_check", 1))
 
 
-def _large(rows: Rows) -> Rows:
+def _large(rows: Results) -> Results:
     """The results of the largest number of samples, which leaves out latency runs."""
     most = max((row["setting"]["samples"] for row in rows), default=0)
     return where(rows, samples=most)
 
 
-def _methods(rows: Rows) -> str:
+def _methods(rows: Results) -> str:
     rows = _large(where(rows, **MAIN))
     found = where(rows, method="vanilla")
     found += where(rows, method="spiffy", source="confidence", drafts=(3, 8), share=True)
@@ -81,24 +81,24 @@ def _methods(rows: Rows) -> str:
     return table(found, METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, PER_TOKEN, DEPTH, RECOMPUTE)
 
 
-def _drafts(rows: Rows) -> str:
+def _drafts(rows: Results) -> str:
     rows = _large(where(rows, **MAIN))
     found = where(rows, method="vanilla") + where(rows, method="spiffy") + where(rows, method="specfold", tau=0.1, guard=0.5)
     return table(found, METHOD, SAME, CHECKS, COMMITS, FORWARDS, OF_VANILLA, DEPTH, DRAFTED, DISTINCT, RECOMPUTE)
 
 
-def _three(rows: Rows) -> str:
+def _three(rows: Results) -> str:
     kind: Column = ("type", lambda row: row["setting"]["dtype"])
     return table(rows, METHOD, kind, ACCURACY, SAME, FORWARDS, OF_VANILLA, DEPTH, RECOMPUTE)
 
 
-def _folding(rows: Rows) -> str:
+def _folding(rows: Results) -> str:
     rows = _large(where(rows, **MAIN))
     found = where(rows, method="specfold")
     return table(found, METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, DEPTH, GUARDED, RECOMPUTE)
 
 
-def _decoding(rows: Rows) -> str:
+def _decoding(rows: Results) -> str:
     """Other thresholds, sub-blocks and temperatures."""
     rows = [row for row in _large(where(rows, dtype="float32", max_new_tokens=256)) if where([row], **MAIN) == []]
 
@@ -109,20 +109,20 @@ def _decoding(rows: Rows) -> str:
     return table(rows, ("decoding", at), METHOD, ACCURACY, SAME, CHECKS, COMMITS, OF_VANILLA, PER_TOKEN, RECOMPUTE)
 
 
-def _bfloat16(rows: Rows) -> str:
+def _bfloat16(rows: Results) -> str:
     return table(_large(where(rows, **MAIN | {"dtype": "bfloat16"})), METHOD, ACCURACY, SAME, FORWARDS, OF_VANILLA, RECOMPUTE)
 
 
-def _speed(rows: Rows) -> str:
+def _speed(rows: Results) -> str:
     rows = where(rows, **MAIN | {"dtype": "bfloat16"}, tau=(None, 0.1), guard=(None, 0.5))
     batch: Column = ("batch", lambda row: str(row["setting"]["batch"]))
     samples: Column = ("samples", lambda row: str(row["setting"]["samples"]))
     return table(rows, batch, samples, METHOD, FORWARDS, SPEED, LATENCY, samples=False)
 
 
-def _lengths(rows: Rows) -> str:
+def _lengths(rows: Results) -> str:
     """Short outputs beside long ones: by vanilla's length, and all answers capped."""
-    found: Rows = []
+    found: Results = []
     rows = where(rows, dtype="float32", threshold=0.9, sub_block=8, temperature=0.0, share=(None, True), source=(None, "confidence"))
     rows = where(rows, drafts=(None, 8), tau=(None, 0.1), guard=(None, 0.5))
     for row in where(rows, max_new_tokens=256):
@@ -140,7 +140,7 @@ def _lengths(rows: Rows) -> str:
     return table(found, outputs, count, METHOD, ("tokens", number("tokens", 1)), CHECKS, COMMITS, PER_TOKEN, samples=False)
 
 
-def _lossless(rows: Rows) -> str:
+def _lossless(rows: Results) -> str:
     columns: tuple[Column, ...] = (
         ("method", lambda row: str(row["method"]).replace("specfold", "SpecFold").replace("spiffy", "Spiffy")),
         ("drafts", lambda row: row["source"]),
@@ -153,7 +153,7 @@ def _lossless(rows: Rows) -> str:
     return table(rows, *columns, samples=False)
 
 
-def _promises(rows: Rows) -> str:
+def _promises(rows: Results) -> str:
     """What tune promised beside what unseen problems gave."""
 
     def interval(side: str, name: str, form: str) -> Callable[[Result], str]:
