@@ -197,6 +197,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "parity": (("parity-h200.json",), parity),
     "both-sides": (("decode-parity-h200.json",), both_sides),
     "tokens": ((_DECODE,), tokens),
+    "gains": ((_DECODE,), lambda rows: tokens(where(rows, impl=("pallas", "xla")))),
     "bars": ((_DECODE, _CHECKS), bars),
     "profile": ((_DECODE,), profile),
 }
