@@ -64,7 +64,7 @@ def as_usage(what: str = "") -> Iterator[None]:
 
 def refuse_without_hopper(what: str) -> None:
     """Raises UsageError where the Pallas kernels cannot run; `what` asks for them."""
-    from kernels_pallas.launch import no_hopper  # asks JAX for devices, for which programs set the environment first
+    from kernels_pallas.launch import no_hopper  # asks JAX for devices; programs set the environment before that
 
     if reason := no_hopper():
         raise app.UsageError(f"{what}: {reason}")

@@ -4,7 +4,7 @@ Acceptance and folding are then a trained model's, while every pass reads and mu
 
 - Width is padded with zeros. RMSNorm over DIM instead of dim values is the same function with its weight times sqrt(dim / DIM) and its
   epsilon times dim / DIM; the ratio is no power of two, so weights in bfloat16 are rounded once more than the tiny model's.
-- head_dim is padded inside each half, for the rotary embedding pairs lane i of the first half with lane i of the second. The softmax
+- head_dim is padded inside each half, as the rotary embedding pairs lane i of the first half with lane i of the second. The softmax
   scale's sqrt(new / old) goes into the query's weight and bias.
 - A query head stays in the group of its key-value head; where groups are smaller than the tiny model's, the key-value head is repeated.
 - Layers are spread evenly, each at the end of its stretch; the others' output projections are zero. A filler's input is then that of the

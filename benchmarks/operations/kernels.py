@@ -134,7 +134,7 @@ def _pallas_attention_inputs(case: Case, sums: Any, bias: Any, cos: Any, sin: An
     s = case.shape
     sizes = {"heads": s.heads, "kv_heads": s.kv_heads, "head_dim": s.head_dim}
     return {
-        "qkv": qkv.attention_inputs(sums, None, _all(cos), qkv.Turns(cos, sin, None), bias, None, None, **sizes, eps=EPS, dtype=bias.dtype)
+        "qkv": qkv.attention_inputs(sums, None, _all(cos), qkv.Rotary(cos, sin, None), bias, None, None, **sizes, eps=EPS, dtype=bias.dtype)
     }
 
 

@@ -5,7 +5,7 @@ import itertools
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from specfold_jax.calibration.calibrate import Source
+from specfold_jax.calibration.options import SOURCES, Source
 from specfold_jax.config import DecodeConfig, FoldConfig
 from specfold_jax.methods import MethodName
 
@@ -97,18 +97,17 @@ class Group(Shared):
 
 _INF = float("inf")
 _BOTH = (False, True)
-_ALL: tuple[Source, ...] = ("ranks", "confidence", "union")
 _CONFIDENCE: tuple[Source, ...] = ("confidence",)
 _BASE = Group(pack=False, fold_sources=_CONFIDENCE)
 _FEW = replace(_BASE, sources=_CONFIDENCE, drafts=(8,))
 PRESETS: dict[str, tuple[Group, ...]] = {
     "quick": (Group(samples=8, batch=8, calibration=8),),
     "readme": (
-        replace(_BASE, sources=_ALL, drafts=(3, 8), share=_BOTH, taus=(0.05, 0.1, 0.2), guards=(0, 0.5, _INF)),
+        replace(_BASE, sources=SOURCES, drafts=(3, 8), share=_BOTH, taus=(0.05, 0.1, 0.2), guards=(0, 0.5, _INF)),
         replace(_FEW, dtype="bfloat16", guards=(0, 0.5)),
         replace(_FEW, threshold=1.0, sources=("ranks",), fold_sources=("ranks",), guards=(0, 0.5)),
         replace(_FEW, sub_block=32, sources=("ranks", "confidence"), fold_sources=("ranks",), guards=(0, 0.5)),
     ),
-    "five": (replace(_BASE, sources=_ALL, drafts=(5,), share=_BOTH, fold_drafts=(5,)),),
+    "five": (replace(_BASE, sources=SOURCES, drafts=(5,), share=_BOTH, fold_drafts=(5,)),),
     "ablations": (replace(_FEW, guards=(0, 0.5), ablations=(None, *ABLATIONS)),),
 }

@@ -21,8 +21,8 @@ from absl import app, flags
 from benchmarks.common.command import as_usage, refuse_without_hopper, start
 from benchmarks.common.environment import environment
 from benchmarks.common.results_file import ResultsFile
-from specfold_jax.calibration.calibrate import choose
-from specfold_jax.calibration.records import record
+from specfold_jax.calibration.calibrate import choose_graph
+from specfold_jax.calibration.records import record_vanilla
 from specfold_jax.config import IMPLEMENTATIONS, DecodeConfig, FoldConfig
 from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.evaluation.agreement import differences
@@ -104,8 +104,8 @@ def main() -> None:
         if not graphs:
             reach = base.block(model) // base.window(model)
             prompts, lengths = map(jnp.asarray, watched)
-            records = record(params, prompts, lengths, model, dataclasses.replace(base, impl="xla"), reach=reach)
-            graphs = {source: choose(records, model, base, FLAGS.drafts, source, reach=reach, name="tiny") for source in FLAGS.source}
+            records = record_vanilla(params, prompts, lengths, model, dataclasses.replace(base, impl="xla"), reach=reach)
+            graphs = {source: choose_graph(records, model, base, FLAGS.drafts, source, reach=reach, name="tiny") for source in FLAGS.source}
         for batch, temperature, methods in groups:
             decode = dataclasses.replace(base, temperature=temperature)
             vanilla = run_all(params, asked, Decoding.of("vanilla", model, decode), batch)

@@ -23,8 +23,8 @@ from benchmarks.common.command import as_usage, start
 from benchmarks.common.environment import environment
 from benchmarks.common.results_file import ResultsFile
 from benchmarks.quality.grid import PRESETS, Group, Setting, Shared
-from specfold_jax.calibration.calibrate import choose
-from specfold_jax.calibration.records import Records, record
+from specfold_jax.calibration.calibrate import choose_graph
+from specfold_jax.calibration.records import Records, record_vanilla
 from specfold_jax.config import ModelConfig
 from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.draft import distinct, every_draft
@@ -150,10 +150,10 @@ def run_group(
                 continue
             if records is None:
                 prompts, lengths = map(jnp.asarray, pad(it.calibration))
-                records = record(it.params, prompts, lengths, it.model, decode, reach=reach)
+                records = record_vanilla(it.params, prompts, lengths, it.model, decode, reach=reach)
             source, drafts, name = setting.source or "union", setting.drafts or 1, it.name
             if (source, drafts) not in graphs:
-                graphs[source, drafts] = choose(records, it.model, decode, drafts, source, reach=reach, name=name)
+                graphs[source, drafts] = choose_graph(records, it.model, decode, drafts, source, reach=reach, name=name)
             graph = graphs[source, drafts]
             how = Decoding.of(setting.method, it.model, group.decode(bool(setting.share)), graph, setting.fold())
             found = measure(run_all(it.params, it.ids, how, group.batch, warm_up=True), vanilla, it.right, group.short)

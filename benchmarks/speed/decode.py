@@ -53,8 +53,8 @@ from benchmarks.speed.ratios import Result, Setting, kin, line, ratio_table, tab
 from benchmarks.speed.timing import Side, at_prefix, decode_all, largest, span, spread, time_parts
 from benchmarks.speed.timing_jax import JaxSide, compile_programs
 from benchmarks.speed.timing_torch import TorchSide
-from specfold_jax.calibration.calibrate import choose
-from specfold_jax.calibration.records import record
+from specfold_jax.calibration.calibrate import choose_graph
+from specfold_jax.calibration.records import record_vanilla
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.graph import DraftGraph
@@ -108,8 +108,8 @@ def draft_graph(path: Path, ids: Ids, decode: DecodeConfig, drafts: int) -> Draf
     reach = decode.block(model) // decode.window(model)
     with jax.default_matmul_precision("highest"):
         prompts, lengths = map(jnp.asarray, pad(ids))
-        records = record(params, prompts, lengths, model, decode, reach=reach)
-        graph = choose(records, model, decode, drafts, "confidence", reach=reach, name="tiny")
+        records = record_vanilla(params, prompts, lengths, model, decode, reach=reach)
+        graph = choose_graph(records, model, decode, drafts, "confidence", reach=reach, name="tiny")
     graph.save(path)
     return graph
 

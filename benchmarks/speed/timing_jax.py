@@ -1,7 +1,7 @@
 """The JAX side of `benchmarks.speed.decode`: whole decodes from one jit, and the parts of an iteration in loops on the device.
 
-A part runs in a `lax.fori_loop` of its own, for the decode runs in one: a number of turns given when it is called, each made to wait for
-the one before. The time of a call with one turn is taken off, and with it what the call costs the host. A turn of the loop itself (its
+A part runs in a `lax.fori_loop` of its own, as the decode runs in one. The number of turns is given when it is called, and each turn waits
+for the one before. The time of a call with one turn is taken off, and with it the cost of the call to the host. A turn of the loop itself (its
 condition goes to the host) belongs to an iteration; off the check and the head it is taken, as measured with an empty loop.
 """
 
@@ -92,7 +92,7 @@ def _check(params: Params, state: DecodeState, branches: Branches, how: Decoding
 def _head(params: Params, state: DecodeState, branches: Branches, checked: Checked, how: Decoding, turns: Array) -> Ranked:
     def once(given: tuple[DecodeState, Branches, Checked]) -> Ranked:
         state, branches, checked = given
-        return Distributions(_backend(params, how), params, branches, checked, state.row, how.model, how.decode, how.graph).greedy
+        return Distributions.of(_backend(params, how), params, branches, checked, state.row, how.model, how.decode, how.graph).greedy
 
     return loop(turns, once, (state.replace(cache=()), branches, checked))
 

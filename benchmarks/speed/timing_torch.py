@@ -89,7 +89,7 @@ class TorchSide:
             case "head":
                 model, decode, graph, _ = self.how
                 given = self.params, branches, self._check(state, branches), state.row, model, decode, graph
-                return torch.inference_mode()(partial(Distributions, *given, impl=self.impl))
+                return torch.inference_mode()(partial(Distributions.of, *given, impl=self.impl))
             case "step":
                 return partial(self.step, state)
 

@@ -15,6 +15,7 @@ from parity_tests.harness.slow_reveal import BLOCK, MASK, slow
 from parity_tests.harness.torch_twin import tensor
 from specfold_jax.diffusion import reveal
 from specfold_jax.models import sampling
+from specfold_jax.models.noise import gumbel
 from specfold_jax.models.sampling import Ranked
 from specfold_torch_ref.diffusion import reveal as torch_reveal
 from specfold_torch_ref.models import sampling as torch_sampling
@@ -118,7 +119,7 @@ def test_rank_orders_tokens_without_mask_and_scores_against_all_others(logits, m
     scaled = logits.astype(np.float64) / (temperature or 1)
     scores = scaled
     if temperature:
-        scores = scaled + np.asarray(reveal.gumbel(zero, zero, zero, 6)[0], np.float64)
+        scores = scaled + np.asarray(gumbel(zero, zero, zero, 6)[0], np.float64)
     order = sorted((token for token in range(6) if token != mask), key=lambda token: (-scores[token], token))
     assert ranked.tokens[0].tolist() == order[:3]
     others = np.delete(scaled, order[0])

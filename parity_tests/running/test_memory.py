@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import specfold_jax as sf
-import specfold_jax.models.transformer
 from specfold_jax.backends.choice import XLA
 from specfold_jax.calibration import records
 from specfold_jax.cli import setup
@@ -18,7 +17,8 @@ from specfold_jax.diffusion.distribution import Distributions
 from specfold_jax.diffusion.layout import lay_out
 from specfold_jax.diffusion.loop import begin
 from specfold_jax.evaluation import agreement as verify
-from specfold_jax.models import ops
+from specfold_jax.models import check as check_module
+from specfold_jax.models import ops, transformer
 from specfold_jax.models.check import check
 from specfold_jax.running import batch as generate
 from specfold_jax.running import live, memory, stepping
@@ -45,7 +45,7 @@ def layer_scores(function, *given) -> int:
         found.append(int(np.prod(q.shape[:4])) * keys * 4)  # [batch, branch, query, heads] x keys
         return ops.attention(q, segments)
 
-    with mock.patch.object(specfold_jax.models.transformer, "attention", watched):
+    with mock.patch.object(transformer, "attention", watched), mock.patch.object(check_module, "attention", watched):
         jax.eval_shape(lambda *given: function(*given), *given)  # anew: what was traced before is not traced again
     return max(found)
 
@@ -80,7 +80,7 @@ def test_the_table_counts_the_arrays_of_the_program(small, graph, share):
     assert found["activations of a check"] == held + layer_scores(evaluate, params, branches, state)
     assert size(checked.hidden) == branches.tokens.size * row
     seen = jax.eval_shape(
-        lambda params, b, c, s: Distributions(XLA, params, b, c, s.row, model, decode, used).hidden, params, branches, checked, state
+        lambda params, b, c, s: Distributions.of(XLA, params, b, c, s.row, model, decode, used).hidden, params, branches, checked, state
     )
     assert found["logits"] == seen.size // model.dim * model.vocab * 4
     assert peak(found) < sum(found.values())

@@ -75,7 +75,7 @@ def test_where_nothing_can_be_written_is_refused(tmp_path, name, message):
 
 def test_programs_side_by_side_lose_no_result(path):
     code = f"""
-from benchmarks.results_file import ResultsFile
+from benchmarks.common.results_file import ResultsFile
 file = ResultsFile.named({str(path)!r}, "speed", {HERE!r})
 for n in range(40):
     with file.alone():

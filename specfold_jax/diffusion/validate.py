@@ -67,7 +67,7 @@ def validate(
             hint = "; DraftGraph.load(path) reads one from a file" if name == "graph" else ""
             raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}{hint}")
     require_fitting(params, model)
-    for config in (decode, fold):  # again, for leaves may have been replaced behind their constructors' backs
+    for config in (decode, fold):  # again: leaves may have been replaced behind their constructors' backs
         if config is not None:
             replace(config)
     block, sub_block = decode.block(model), decode.window(model)

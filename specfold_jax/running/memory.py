@@ -161,7 +161,7 @@ def implementation(params: Any, how: Decoding) -> str:
 def explained(params: Any, how: Decoding, shape: tuple[int, ...]) -> Iterator[None]:
     """Raises OutOfDeviceMemory in place of JAX's RESOURCE_EXHAUSTED from a decode of prompts of this shape [batch, capacity].
 
-    The caller waits for the device inside, for JAX raises when results are asked for. Other errors pass.
+    The caller waits for the device inside, because JAX raises when results are asked for. Other errors pass.
     """
     try:
         yield
