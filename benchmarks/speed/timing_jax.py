@@ -1,8 +1,8 @@
 """The JAX side of `benchmarks.speed.decode`: whole decodes from one jit, and the parts of an iteration in loops on the device.
 
 A part runs in a `lax.fori_loop` of its own, as the decode runs in one. The number of turns is given when it is called, and each turn waits
-for the one before. The time of a call with one turn is taken off, and with it the cost of the call to the host. A turn of the loop itself (its
-condition goes to the host) belongs to an iteration; off the check and the head it is taken, as measured with an empty loop.
+for the one before. The time of a call with one turn is taken off, and with it the cost of the call to the host. A turn of the loop itself
+(its condition goes to the host) belongs to an iteration. It is taken off the check and the head, as measured with an empty loop.
 """
 
 import functools
