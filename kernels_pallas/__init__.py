@@ -1,1 +1,1 @@
-"""The operations as Pallas Mosaic-GPU kernels for Hopper. `specfold_jax/backends/pallas.py` evaluates a forward pass on them."""
+"""The operations of a check as Pallas Mosaic GPU kernels for Hopper. They take arrays and import neither model package."""

@@ -4,11 +4,25 @@ An online softmax (arXiv 2205.14135) over segments of `block` keys that are numb
 context and the own block. A turn takes the next KEYS keys; of a tile of 64 query rows, warpgroup w of four takes the turns whose number
 is w modulo 4, in increasing order, and the four states are merged in the order 0, 1, 2, 3. How sums are rounded so depends on positions
 alone: the bits are the same whether a block is read from the cache or from this call, for any number of branches and sequences
-(kernels_pallas/README.md, "The order of attention").
+(kernels_pallas/README.md, "The order of attention"). With blocks of 32, a prefix of 160 and a context block:
+
+    segment        0      1      2      3      4      5        6
+    holds          cache  cache  cache  cache  cache  context  own
+    turn           0      0      1      1      2      2        3
+    warpgroup      0      0      1      1      2      2        3
+
+Each warpgroup copies the keys and values of its own turns, a few turns ahead, and waits for no other one until the merge:
+
+    barrier        arrives                            waits                what it says
+    q_ready        each copy of a head's queries      every warpgroup      the tile's queries are in shared memory
+    k_ready[slot]  each copy of a segment's keys      the slot's owner     the turn's keys are in the slot
+    v_ready[slot]  each copy of a segment's values    the slot's owner     the turn's values are in the slot
+    written        every warpgroup, after its turns   every warpgroup      all four states are in shared memory
 """
 
 import math
 from functools import partial, reduce
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +32,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels_pallas.arguments import require, require_main
-from kernels_pallas.launch import SWIZZLED, THREAD, interpreting, launch
+from kernels_pallas.launch import THREAD, interpreting, launch
+from kernels_pallas.layouts import SWIZZLED, swizzled
 from kernels_pallas.tiles import ROWS
 
 WARPGROUPS = 4
@@ -29,11 +44,13 @@ HEAD_DIMS = (64, 128)
 CAPACITY_MULTIPLE = 8
 """Rows of a tile in shared memory, of which a copy fetches whole ones."""
 SLOTS_BYTES = 192 * 1024
-"""Of shared memory, for keys and values on their way."""
+"""Of shared memory, for keys and values in flight."""
 LOWEST = float(jnp.finfo(jnp.float32).min)
 """The maximum of nothing: finite, so that no difference of two maxima is NaN."""
 PART = 64
-"""Columns of values that a program sums up: two programs share a tile of wider heads, for one would spill registers."""
+"""Columns of values that a program sums up. Two programs share a tile of wider heads, because one would spill registers."""
+QUARTER = PART // WARPGROUPS
+"""Columns that a warpgroup merges and stores."""
 
 
 def require_sizes(block: int, head_dim: int) -> None:
@@ -96,155 +113,222 @@ def branch_attention(
     )
 
 
-def _body(qkv, k_prefix, v_prefix, layer, count, branch, o, *, interpreted):
+class _Branch(NamedTuple):
+    """A program's branch: its number and sequence, how much of that is cached, whether its mask is causal, its context (-1: none)."""
+
+    n: Int[Array, ""]
+    sequence: Int[Array, ""]
+    prefix: Int[Array, ""]
+    causal: Int[Array, ""]
+    context: Int[Array, ""]
+
+
+def _body(qkv: Any, k_prefix: Any, v_prefix: Any, layer: Any, count: Any, branches: Any, o: Any, *, interpreted: bool) -> None:
+    """One program, given references to the arguments; `branches` [field, branch]."""
     n = lax.axis_index("branch")
 
     @pl.when(n < count[0])
-    def _():
-        _attention(qkv, k_prefix, v_prefix, layer[0], n, [branch[field, n] for field in range(4)], o, interpreted)
+    def _() -> None:
+        _attention(qkv, k_prefix, v_prefix, layer[0], _Branch(n, *(branches[field, n] for field in range(4))), o, interpreted)
 
 
-def _attention(qkv, k_prefix, v_prefix, layer, n, about, o, interpreted):
-    """One CTA: ROWS rows (head of the group, position) of branch n, all keys, some columns of the values."""
+def _attention(qkv: Any, k_prefix: Any, v_prefix: Any, layer: Array, branch: _Branch, o: Any, interpreted: bool) -> None:
+    """One CTA: ROWS rows (head of the group, position) of a branch, all keys, some columns of the values."""
     _, block, heads, head_dim = o.shape
     kv_heads = k_prefix.shape[3]
-    dtype, group, tile_heads, segments = o.dtype, heads // kv_heads, ROWS // block, KEYS // block
-    slots = min(SLOTS_BYTES // (WARPGROUPS * KEYS * (head_dim + PART) * dtype.itemsize), 3)
-    quarter = PART // WARPGROUPS
+    group = heads // kv_heads
+    tile_heads = ROWS // block
+    slots = min(SLOTS_BYTES // (WARPGROUPS * KEYS * (head_dim + PART) * o.dtype.itemsize), 3)
     kv_head, tile, part, wg = (lax.axis_index(name) for name in ("kv_head", "tile", "part", THREAD))
     first_head, first_column = kv_head * group + tile * tile_heads, part * PART
+    schedule = _Schedule.of(branch, block, slots, wg)
 
-    b, length, is_causal, behind = about
-    cached = lax.div(length + (block - 1), block)
-    own = cached + (behind >= 0).astype(jnp.int32)
-    turns = lax.div(lax.div(own, segments) - wg + WARPGROUPS, WARPGROUPS)
+    def attend(q_smem: Any, k_smem: Any, v_smem: Any, q_ready: Any, k_ready: Any, v_ready: Any) -> _State:
+        """This warpgroup's part of the keys (maybe none)."""
+        keys = _Stream(k_prefix, heads + kv_head, pl.ds(0, head_dim), k_smem, k_ready)
+        values = _Stream(v_prefix, heads + kv_heads + kv_head, pl.ds(first_column, PART), v_smem, v_ready)
 
-    def first_segment(turn):
-        return (turn * WARPGROUPS + wg) * segments
+        def fetch(turn: Array, _: None = None) -> None:
+            _fetch_turn(qkv, keys, values, schedule, branch, layer, kv_head, turn)
 
-    def slot_of(turn):
-        return wg * slots + lax.rem(turn, slots)
-
-    def attend(q_smem, k_smem, v_smem, q_ready, k_ready, v_ready):
-        """This warpgroup's part of the keys (maybe none) -> maximum, sum [ROWS] and weighted values [ROWS, PART], fp32."""
-        keys = k_prefix, heads + kv_head, pl.ds(0, head_dim), k_smem, k_ready
-        values = v_prefix, heads + kv_heads + kv_head, pl.ds(first_column, PART), v_smem, v_ready
-
-        def fetch(turn, _=None):
-            """Starts the copies of this warpgroup's keys and values of a turn, if there is one."""
-
-            def copy(s, _):
-                segment, slot = first_segment(turn) + s, slot_of(turn)
-
-                @pl.when(segment < cached)
-                def _():
-                    for cache, _, at, smem, ready in (keys, values):
-                        source = cache.at[layer, b, pl.ds(segment * block, block), kv_head, at]
-                        plgpu.copy_gmem_to_smem(source, smem.at[slot, pl.ds(s * block, block)], ready.at[slot])
-
-                @pl.when(segment >= cached)
-                def _():  # past its own place the own block is copied again, and not seen
-                    for _, head, at, smem, ready in (keys, values):
-                        source = qkv.at[jnp.where(segment < own, behind, n), :, head, at]
-                        plgpu.copy_gmem_to_smem(source, smem.at[slot, pl.ds(s * block, block)], ready.at[slot])
-
-            lax.fori_loop(0, jnp.where(turn < turns, segments, 0), copy, None)
+        def step(turn: Array, state: _State) -> _State:
+            state = _attend_turn(state, q_smem, keys, values, schedule, branch, turn, interpreted)
+            fetch(turn + slots)
+            return state
 
         @pl.when(wg < tile_heads)
-        def _():  # rows past the group's last head repeat it and are not stored
+        def _() -> None:  # rows past the group's last head repeat it and are not stored
             head = jnp.minimum(first_head + wg, (kv_head + 1) * group - 1)
-            plgpu.copy_gmem_to_smem(qkv.at[n, :, head], q_smem.at[pl.ds(wg * block, block)], q_ready)
+            plgpu.copy_gmem_to_smem(qkv.at[branch.n, :, head], q_smem.at[pl.ds(wg * block, block)], q_ready)
 
         lax.fori_loop(0, slots, fetch, None)
         plgpu.barrier_wait(q_ready)
+        return lax.fori_loop(0, schedule.turns, step, _State.empty())
 
-        def step(turn, state):
-            top, mass, acc = state
-            slot, start = slot_of(turn), first_segment(turn) * block
-            plgpu.barrier_wait(k_ready.at[slot])
-
-            def scores(acc_ref):
-                plgpu.wgmma(acc_ref, q_smem, k_smem.at[slot].transpose((1, 0)))
-                return acc_ref[...]
-
-            score = pl.run_scoped(scores, plgpu.ACC((ROWS, KEYS), jnp.float32))
-            i, j = (plgpu.broadcasted_iota(jnp.int32, score.shape, axis, layout=plgpu.Layout.WGMMA) for axis in (0, 1))
-            end = (own + 1) * block - start - is_causal * (block - 1 - lax.rem(i, block))
-            seen = (j < length - start) | ((j >= cached * block - start) & (j < end))
-            score = jnp.where(seen, score * (head_dim**-0.5 * math.log2(math.e)), -jnp.inf)
-            highest = jnp.maximum(top, score.max(axis=1))
-            weight = jnp.exp2(score - lax.broadcast_in_dim(highest, score.shape, [0]))
-            keep = jnp.exp2(top - highest)
-            mass = mass * keep + weight.sum(axis=1)
-            acc = acc * lax.broadcast_in_dim(keep, acc.shape, [0])
-            plgpu.barrier_wait(v_ready.at[slot])
-            acc = _add_product(acc, weight.astype(dtype), v_smem.at[slot], interpreted)
-            fetch(turn + slots)
-            return highest, mass, acc
-
-        row = plgpu.Layout.WGMMA.reduce(1)
-        state = (
-            plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), row),
-            plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), row),
-            plgpu.layout_cast(jnp.zeros((ROWS, PART), jnp.float32), plgpu.Layout.WGMMA),
-        )
-        return lax.fori_loop(0, turns, step, state)
-
-    def merge(state, top_smem, mass_smem, acc_smem, o_smem, written):
-        """Warpgroup w adds up the w-th quarter of the columns over the four states, in fixed order, and stores it."""
-        top_smem[wg], mass_smem[wg], acc_smem[wg] = state
-        plgpu.barrier_arrive(written)
-        plgpu.barrier_wait(written)
-        row, mine = plgpu.Layout.WGMMA.reduce(1), pl.ds(wg * quarter, quarter)
-        tops = [plgpu.load(top_smem.at[w], layout=row) for w in range(WARPGROUPS)]
-        highest = reduce(jnp.maximum, tops)
-        mass, acc = 0.0, 0.0
-        for w, top in enumerate(tops):
-            keep = jnp.exp2(top - highest)
-            mass = mass + plgpu.load(mass_smem.at[w], layout=row) * keep
-            share = plgpu.load(acc_smem.at[w, :, mine], layout=plgpu.Layout.WGMMA)
-            acc = acc + share * lax.broadcast_in_dim(keep, share.shape, [0])
-        o_smem[wg] = (acc / lax.broadcast_in_dim(mass, acc.shape, [0])).astype(dtype)
+    def store(state: _State, top_smem: Any, mass_smem: Any, acc_smem: Any, o_smem: Any, written: Any) -> None:
+        """This warpgroup's quarter of the columns, of every head."""
+        o_smem[wg] = _merged(state, wg, top_smem, mass_smem, acc_smem, written).astype(o.dtype)
         plgpu.commit_smem()
         for h in range(tile_heads):
 
             @pl.when(tile * tile_heads + h < group)
-            def _(h=h):
-                stored = o.at[n, :, first_head + h, pl.ds(first_column + wg * quarter, quarter)]
+            def _(h: int = h) -> None:
+                stored = o.at[branch.n, :, first_head + h, pl.ds(first_column + wg * QUARTER, QUARTER)]
                 plgpu.copy_smem_to_gmem(o_smem.at[wg, pl.ds(h * block, block)], stored)
 
         plgpu.wait_smem_to_gmem(0)
 
     state = pl.run_scoped(
         attend,
-        plgpu.SMEM((ROWS, head_dim), dtype, transforms=SWIZZLED),
-        plgpu.SMEM((WARPGROUPS * slots, KEYS, head_dim), dtype, transforms=SWIZZLED),
-        plgpu.SMEM((WARPGROUPS * slots, KEYS, PART), dtype, transforms=SWIZZLED),
+        plgpu.SMEM((ROWS, head_dim), o.dtype, transforms=SWIZZLED),
+        plgpu.SMEM((WARPGROUPS * slots, KEYS, head_dim), o.dtype, transforms=SWIZZLED),
+        plgpu.SMEM((WARPGROUPS * slots, KEYS, PART), o.dtype, transforms=SWIZZLED),
         plgpu.Barrier(num_arrivals=tile_heads),
-        *[plgpu.Barrier(num_arrivals=segments, num_barriers=WARPGROUPS * slots)] * 2,
+        *[plgpu.Barrier(num_arrivals=KEYS // block, num_barriers=WARPGROUPS * slots)] * 2,
         collective_axes=THREAD,
     )
     pl.run_scoped(
-        partial(merge, state),
+        partial(store, state),
         *[plgpu.SMEM((WARPGROUPS, ROWS), jnp.float32)] * 2,
-        _smem((WARPGROUPS, ROWS, PART), jnp.float32, quarter),
-        _smem((WARPGROUPS, ROWS, quarter), dtype, quarter),
+        swizzled((WARPGROUPS, ROWS, PART), jnp.float32, QUARTER),
+        swizzled((WARPGROUPS, ROWS, QUARTER), o.dtype, QUARTER),
         plgpu.Barrier(num_arrivals=WARPGROUPS),
         collective_axes=THREAD,
     )
 
 
-def _smem(shape, dtype, columns):
-    """Shared memory in tiles of 8 rows by `columns`, swizzled over a tile's whole row."""
-    return plgpu.SMEM(
-        shape, dtype, transforms=(plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(columns * jnp.dtype(dtype).itemsize))
-    )
+class _Schedule(NamedTuple):
+    """The segments of a branch, and which are warpgroup `wg`'s: its `turns` turns, held in turn by its `slots` slots.
+
+    Segments below `cached` are the prefix's, number `own` is the own block, and one between them is the context.
+    """
+
+    block: int
+    slots: int
+    wg: Array
+    cached: Array
+    own: Array
+    turns: Array
+
+    @classmethod
+    def of(cls, branch: _Branch, block: int, slots: int, wg: Array) -> Self:
+        """What follows from a branch."""
+        cached = lax.div(branch.prefix + (block - 1), block)
+        own = cached + (branch.context >= 0).astype(jnp.int32)
+        return cls(block, slots, wg, cached, own, lax.div(lax.div(own, KEYS // block) - wg + WARPGROUPS, WARPGROUPS))
+
+    def slot(self, turn: Array) -> Array:
+        """Where the keys and values of a turn are held."""
+        return self.wg * self.slots + lax.rem(turn, self.slots)
+
+    def first(self, turn: Array) -> Array:
+        """The first segment of a turn."""
+        return (turn * WARPGROUPS + self.wg) * (KEYS // self.block)
 
 
-def _add_product(acc, weight, value_smem, interpreted):
-    """acc [rows, columns] + weight [rows, keys] @ value_smem [keys, columns]."""
+class _Stream(NamedTuple):
+    """Keys or values: where they are, in the cache and in a branch (`head` of qkv, `columns` of it), and where they go."""
+
+    cache: Any
+    head: Array
+    columns: Any
+    smem: Any
+    ready: Any
+
+
+class _State(NamedTuple):
+    """An online softmax over some of the keys: their maximum, the sum of their weights, their weighted values; fp32."""
+
+    top: Float[Array, " rows"]
+    mass: Float[Array, " rows"]
+    acc: Float[Array, "rows columns"]
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Over no keys."""
+        row = plgpu.Layout.WGMMA.reduce(1)
+        return cls(
+            plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), row),
+            plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), row),
+            plgpu.layout_cast(jnp.zeros((ROWS, PART), jnp.float32), plgpu.Layout.WGMMA),
+        )
+
+
+def _fetch_turn(
+    qkv: Any, keys: _Stream, values: _Stream, schedule: _Schedule, branch: _Branch, layer: Array, kv_head: Array, turn: Array
+) -> None:
+    """Starts the copies of this warpgroup's keys and values of a turn, if there is one."""
+    block = schedule.block
+
+    def copy(s: Array, _: None) -> None:
+        segment, slot = schedule.first(turn) + s, schedule.slot(turn)
+
+        @pl.when(segment < schedule.cached)
+        def _() -> None:
+            for stream in (keys, values):
+                source = stream.cache.at[layer, branch.sequence, pl.ds(segment * block, block), kv_head, stream.columns]
+                plgpu.copy_gmem_to_smem(source, stream.smem.at[slot, pl.ds(s * block, block)], stream.ready.at[slot])
+
+        @pl.when(segment >= schedule.cached)
+        def _() -> None:  # behind the own block, it is copied again and masked
+            for stream in (keys, values):
+                source = qkv.at[jnp.where(segment < schedule.own, branch.context, branch.n), :, stream.head, stream.columns]
+                plgpu.copy_gmem_to_smem(source, stream.smem.at[slot, pl.ds(s * block, block)], stream.ready.at[slot])
+
+    lax.fori_loop(0, jnp.where(turn < schedule.turns, KEYS // block, 0), copy, None)
+
+
+def _attend_turn(
+    state: _State, q_smem: Any, keys: _Stream, values: _Stream, schedule: _Schedule, branch: _Branch, turn: Array, interpreted: bool
+) -> _State:
+    """The state with the keys of one more turn."""
+    block, head_dim = schedule.block, q_smem.shape[1]
+    slot, start = schedule.slot(turn), schedule.first(turn) * block
+    plgpu.barrier_wait(keys.ready.at[slot])
+
+    def scores(acc_ref: Any) -> Array:
+        plgpu.wgmma(acc_ref, q_smem, keys.smem.at[slot].transpose((1, 0)))
+        return acc_ref[...]
+
+    score = pl.run_scoped(scores, plgpu.ACC((ROWS, KEYS), jnp.float32))
+    i, j = (plgpu.broadcasted_iota(jnp.int32, score.shape, axis, layout=plgpu.Layout.WGMMA) for axis in (0, 1))
+    end = (schedule.own + 1) * block - start - branch.causal * (block - 1 - lax.rem(i, block))
+    seen = (j < branch.prefix - start) | ((j >= schedule.cached * block - start) & (j < end))
+    score = jnp.where(seen, score * (head_dim**-0.5 * math.log2(math.e)), -jnp.inf)
+    top = jnp.maximum(state.top, score.max(axis=1))
+    weight = jnp.exp2(score - lax.broadcast_in_dim(top, score.shape, [0]))
+    keep = jnp.exp2(state.top - top)
+    mass = state.mass * keep + weight.sum(axis=1)
+    acc = state.acc * lax.broadcast_in_dim(keep, state.acc.shape, [0])
+    plgpu.barrier_wait(values.ready.at[slot])
+    return _State(top, mass, _add_product(acc, weight.astype(q_smem.dtype), values.smem.at[slot], interpreted))
+
+
+def _merged(state: _State, wg: Array, top_smem: Any, mass_smem: Any, acc_smem: Any, written: Any) -> Float[Array, "rows quarter"]:
+    """The attention output in the wg-th quarter of the columns: the four warpgroups' states added up in fixed order."""
+    top_smem[wg], mass_smem[wg], acc_smem[wg] = state
+    plgpu.barrier_arrive(written)
+    plgpu.barrier_wait(written)
+    row, mine = plgpu.Layout.WGMMA.reduce(1), pl.ds(wg * QUARTER, QUARTER)
+    tops = [plgpu.load(top_smem.at[w], layout=row) for w in range(WARPGROUPS)]
+    highest = reduce(jnp.maximum, tops)
+    mass: Any = 0.0
+    acc: Any = 0.0
+    for w, top in enumerate(tops):
+        keep = jnp.exp2(top - highest)
+        mass = mass + plgpu.load(mass_smem.at[w], layout=row) * keep
+        share = plgpu.load(acc_smem.at[w, :, mine], layout=plgpu.Layout.WGMMA)
+        acc = acc + share * lax.broadcast_in_dim(keep, share.shape, [0])
+    return acc / lax.broadcast_in_dim(mass, acc.shape, [0])
+
+
+def _add_product(
+    acc: Float[Array, "rows columns"], weight: Float[Array, "rows keys"], value_smem: Any, interpreted: bool
+) -> Float[Array, "rows columns"]:
+    """acc + weight @ value_smem [keys, columns]."""
     if interpreted:  # the interpreter takes wgmma operands from memory only and starts every accumulator at zero
         acc = acc + jnp.dot(weight, value_smem[...], preferred_element_type=jnp.float32)
         plgpu.commit_smem()  # an ordinary read, unlike a wgmma's, must be ordered before the next copy
         return acc
-    return pl.run_state(lambda acc_ref: plgpu.wgmma(acc_ref, weight, value_smem))(plgpu.ACC.init(acc))
+    multiply: Any = pl.run_state(lambda acc_ref: plgpu.wgmma(acc_ref, weight, value_smem))
+    return multiply(plgpu.ACC.init(acc))

@@ -6,7 +6,7 @@ the kernel; a greedy decode's kernel has no code for that.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.arguments import require, require_main
-from kernels_pallas.front import Front
-from kernels_pallas.launch import LANES, SWIZZLED, launch, pad
+from kernels_pallas.arguments import pad, require, require_main
+from kernels_pallas.launch import launch
+from kernels_pallas.layouts import SWIZZLED
 from kernels_pallas.noise import draw
-from kernels_pallas.tiles import ROWS
+from kernels_pallas.partition import Partition
+from kernels_pallas.tiles import LANES, ROWS
 
 _INFINITY = float("inf")
 
 
-class Tile(NamedTuple):
+class HeadTile(NamedTuple):
     """Of the product: `columns` tokens by `depth` elements of dim in each of `stages` buffers; the best are sought `share` columns at once.
 
     The default takes 96 KiB of shared memory and nearly all registers that half a multiprocessor has: two programs to a multiprocessor,
@@ -37,7 +38,7 @@ class Tile(NamedTuple):
     share: int = 96
 
 
-TILE = Tile()
+TILE = HeadTile()
 
 
 def rank_wanted(
@@ -54,9 +55,10 @@ def rank_wanted(
     """`head` of the wanted rows; what is not wanted is unspecified, and costs nothing beyond the tile it shares."""
     if hidden.shape[0] <= ROWS:  # one tile either way
         return head(hidden, weight, seed, position, step, temperature, mask_id, ranks)
-    front = Front.of(wanted)
-    hidden, *names = (front.there(x) for x in (hidden, seed, position, step))
-    tokens, odds, gap = (front.back(x) for x in head(hidden, weight, *names, temperature, mask_id, ranks, front.count))
+    partition = Partition.of(wanted)
+    hidden, seed, position, step = (partition.apply(x) for x in (hidden, seed, position, step))
+    found = head(hidden, weight, seed, position, step, temperature, mask_id, ranks, partition.count)
+    tokens, odds, gap = (partition.invert(x) for x in found)
     return tokens, odds, gap
 
 
@@ -71,7 +73,7 @@ def head(
     mask_id: int,
     ranks: int,
     count: Int[Array, "1"] | None = None,
-    tile: Tile = TILE,
+    tile: HeadTile = TILE,
 ) -> tuple[Int[Array, "rows ranks"], Float[Array, " rows"], Float[Array, " rows"]]:
     """`tokens` int32 [rows, ranks] best first, `odds` and `gap` fp32 [rows], of scores hidden @ weight.T, over T and with noise if T > 0.
 
@@ -87,16 +89,16 @@ def head(
     noise = () if temperature is None else (*(pad(x, 0, ROWS) for x in (seed, position, step)), jnp.reshape(temperature, 1))
     shares = pl.cdiv(vocab, tile.columns) * (tile.columns // tile.share)
     width = pl.cdiv(shares, LANES) * LANES
-    parts = _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile, width)
-    return _merge(*parts, count, rows, vocab, mask_id, ranks, tile.share, shares)
+    score, token, rest = _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile, width)
+    return _merge(score, token, rest, count, rows, vocab, mask_id, ranks, tile.share, shares)
 
 
-def _require(hidden, weight, names, mask_id: int, ranks: int, tile: Tile) -> None:
+def _require(hidden: Array, weight: Array, key: tuple[Array, Array, Array], mask_id: int, ranks: int, tile: HeadTile) -> None:
     require_main("hidden", hidden, "rows dim")
     require_main("weight", weight, "vocab dim")
     (rows, dim), vocab = hidden.shape, weight.shape[0]
     require("weight", weight, (vocab, dim), hidden.dtype)
-    for name, x in zip(("seed", "position", "step"), names, strict=True):
+    for name, x in zip(("seed", "position", "step"), key, strict=True):
         require(name, x, (rows,), jnp.int32)
     if tile.columns % tile.share or tile.share % 8 or tile.depth % 64 or tile.stages < 2:
         raise ValueError(f"{tile=} must have columns a multiple of share, share of 8, depth of 64, and at least 2 stages")
@@ -106,27 +108,41 @@ def _require(hidden, weight, names, mask_id: int, ranks: int, tile: Tile) -> Non
         raise ValueError(f"{ranks=} must be at least 1 and below the vocabulary of {vocab}")
 
 
-def _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile: Tile, width: int):
-    """`score` fp32 and `token` int32 [rows, kept * width]: the best of every share, rank by rank. `rest` fp32 [rows, 3 * width]: the best
-    candidate's logit, then maximum and sum over the other entries. Padding past the last share is not written. `noise`: seed, position,
-    step and temperature, or nothing."""
+def _logits(
+    hidden: Float[Array, "rows depth"],
+    weight: Float[Array, "padded_vocab depth"],
+    noise: tuple[Array, ...],
+    count: Int[Array, "1"],
+    vocab: int,
+    mask_id: int,
+    kept: int,
+    tile: HeadTile,
+    width: int,
+) -> tuple[Float[Array, "rows kept_width"], Int[Array, "rows kept_width"], Float[Array, "rows three_width"]]:
+    """Score and token: the best of every share, rank by rank. Rest: the best candidate's logit, then maximum and sum over the others.
+
+    Each field takes `width` columns, one a share; padding past the last share is not written. `noise`: seed, position, step and
+    temperature, or nothing.
+    """
     rows, dim = hidden.shape
     steps, shares = dim // tile.depth, tile.columns // tile.share
     by_row = plgpu.Layout.WGMMA.reduce(1)
 
-    def body(hidden, weight, count, *refs):
+    def body(hidden: Any, weight: Any, count: Any, *refs: Any) -> None:
         *noise, score_out, token_out, rest_out = refs
         column, row = lax.axis_index("column"), lax.axis_index("row")
-        here = pl.ds(row * ROWS, ROWS)
+        tile_rows = pl.ds(row * ROWS, ROWS)
 
-        def spread(x):
+        def spread(x: Float[Array, " rows"]) -> Float[Array, "rows share"]:
             return lax.broadcast_in_dim(x, (ROWS, tile.share), (0,))
 
-        def extract(scores, logits, ids, at):
-            """Of one share, whose results go to place `at` of every field. `scores` and `logits` may be one array."""
+        def extract(
+            scores: Float[Array, "rows share"], logits: Float[Array, "rows share"], ids: Int[Array, "rows share"], at: Array
+        ) -> None:
+            """Of one share, whose results go to column `at` of every field. `scores` and `logits` may be one array."""
 
-            def store(out, field, value):
-                out[here, field * width + at] = value
+            def store(out: Any, field: int, value: Array) -> None:
+                out[tile_rows, field * width + at] = value
 
             exists = ids < vocab
             logits = jnp.where(exists, logits, -_INFINITY)
@@ -146,9 +162,11 @@ def _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile: Tile, widt
                 store(score_out, rank, best)
                 store(token_out, rank, token)
 
-        def epilogue(logits, share: int):
-            """Of one share. Branches of their own keep the compiler from mixing shares, which takes more registers than there are; where
-            there is no choice to make, the rows are asked for once more."""
+        def epilogue(logits: Float[Array, "rows columns"], share: int) -> None:
+            """Of one share, behind a condition of its own: else the compiler mixes shares, which takes more registers than there are.
+
+            With noise the condition is the temperature. Without, there is nothing to decide, and the condition on the rows is repeated.
+            """
             at = column * shares + share
             ids = at * tile.share + plgpu.broadcasted_iota(jnp.int32, (ROWS, tile.share), 1, layout=plgpu.Layout.WGMMA)
             logits = logits[:, share * tile.share : (share + 1) * tile.share]
@@ -159,17 +177,19 @@ def _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile: Tile, widt
             seed, position, step, temperature = noise
 
             @pl.when(temperature[0] > 0)
-            def _():
-                names = [spread(plgpu.load(x.at[here], layout=by_row, optimized=False)) for x in (seed, position, step)]
+            def _() -> None:
+                seeds, positions, steps = (
+                    spread(plgpu.load(x.at[tile_rows], layout=by_row, optimized=False)) for x in (seed, position, step)
+                )
                 scaled = logits / temperature[0]
-                extract(scaled + draw(*names, ids), scaled, ids, at)
+                extract(scaled + draw(seeds, positions, steps, ids), scaled, ids, at)
 
             @pl.when(temperature[0] <= 0)
-            def _():
+            def _() -> None:
                 extract(logits, logits, ids, at)
 
-        def product(acc):
-            def advance(_, a, b):
+        def product(acc: Any) -> Float[Array, "rows columns"]:
+            def advance(_: Any, a: Any, b: Any) -> None:
                 plgpu.wgmma(acc, a, b.transpose((1, 0)))
                 plgpu.wgmma_wait(1)
 
@@ -182,7 +202,7 @@ def _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile: Tile, widt
             return acc[...]
 
         @pl.when(row * ROWS < count[0])
-        def _():
+        def _() -> None:
             logits = pl.run_scoped(product, plgpu.ACC((ROWS, tile.columns), jnp.float32))
             for share in range(shares):
                 epilogue(logits, share)
@@ -192,22 +212,33 @@ def _logits(hidden, weight, noise, count, vocab, mask_id, kept, tile: Tile, widt
     return launch("head", body, out, grid, hidden, weight, count, *noise)
 
 
-def _merge(score, token, rest, count, rows: int, vocab: int, mask_id: int, ranks: int, share: int, shares: int):
+def _merge(
+    score: Float[Array, "padded_rows kept_width"],
+    token: Int[Array, "padded_rows kept_width"],
+    rest: Float[Array, "padded_rows three_width"],
+    count: Int[Array, "1"],
+    rows: int,
+    vocab: int,
+    mask_id: int,
+    ranks: int,
+    share: int,
+    shares: int,
+) -> tuple[Int[Array, "rows ranks"], Float[Array, " rows"], Float[Array, " rows"]]:
     """One program: all shares of one row. Every share's best but the winner goes back among the rest."""
     width = rest.shape[1] // 3
     kept = score.shape[1] // width
 
-    def load(ref, row, first: int, fields: int, other):
+    def load(ref: Any, row: Array, first: int, fields: int, other: float) -> tuple[Array, Int[Array, " entries"]]:
         """`fields` vectors of `width` as one, padding replaced by `other`, and each element's share."""
         layout = plgpu.Layout.WG_STRIDED((fields * width,), 1)
-        place = lax.rem(plgpu.broadcasted_iota(jnp.int32, (fields * width,), 0, layout=layout), width)
-        return jnp.where(place < shares, plgpu.load(ref.at[row, pl.ds(first * width, fields * width)], layout=layout), other), place
+        index = lax.rem(plgpu.broadcasted_iota(jnp.int32, (fields * width,), 0, layout=layout), width)
+        return jnp.where(index < shares, plgpu.load(ref.at[row, pl.ds(first * width, fields * width)], layout=layout), other), index
 
-    def body(score, token, rest, count, tokens, odds, gap):
+    def body(score: Any, token: Any, rest: Any, count: Any, tokens: Any, odds: Any, gap: Any) -> None:
         row = lax.axis_index("row")
 
         @pl.when(row < count[0])
-        def _():
+        def _() -> None:
             scores, _ = load(score, row, 0, kept, -_INFINITY)
             ids, _ = load(token, row, 0, kept, vocab)
             best, found = [], []
@@ -220,10 +251,10 @@ def _merge(score, token, rest, count, rows: int, vocab: int, mask_id: int, ranks
             for rank in range(ranks):
                 tokens[row, rank] = found[rank]
             gap[row] = best[0] - best[1]
-            chosen, place = load(rest, row, 0, 1, -_INFINITY)
+            chosen, index = load(rest, row, 0, 1, -_INFINITY)
             highest, _ = load(rest, row, 1, 1, -_INFINITY)
             total, _ = load(rest, row, 2, 1, 0.0)
-            won = place == lax.div(found[0], share)
+            won = index == lax.div(found[0], share)
             others = jnp.where(won, -_INFINITY, chosen)
             top = jnp.max(jnp.maximum(highest, others))
             top = jnp.where(top == -_INFINITY, 0.0, top)

@@ -1,18 +1,14 @@
-"""Where kernels start: what they demand of the machine and of their arguments, in errors that say what was wrong and what would do."""
+"""How kernels start, and what they demand of the machine."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax._src import config  # the interpreter's switch can be set from public names, but not asked
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-"""How a tile of 16-bit numbers lies in shared memory for the matrix units."""
 THREAD = "warpgroup"
-LANES = 128
-"""Threads of a warpgroup; a row is a whole number of them."""
+"""The axis of a program's threads, by warpgroups."""
 
 
 def interpreting() -> bool:
@@ -45,9 +41,3 @@ def launch(
     threads = {"num_threads": warpgroups, "thread_name": THREAD} if warpgroups > 1 else {}
     kernel = plgpu.kernel(body, out_type=out, grid=tuple(grid.values()), grid_names=tuple(grid), kernel_name=name, **threads, **options)
     return kernel(*inputs)
-
-
-def pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
-    """x with zeros behind it up to a multiple along an axis; x itself where it is one."""
-    missing = -x.shape[axis] % multiple
-    return jnp.pad(x, [(0, missing if n == axis else 0) for n in range(x.ndim)]) if missing else x

@@ -7,9 +7,23 @@ the weight's rows, each load a part of the rows of x for all.
 Narrow weights are split along the summed axis too, so that every multiprocessor reads its share: each split leaves a sum of its own, and
 the kernel that reads them adds them in order. The split follows from the weight's shape alone, so a row's bits do not depend on the rows
 beside it.
+
+Shared memory is a ring of stages of DEPTH summed entries each, over which the sums are put in the end. A stage holds rows of x, as many
+as the count asks for, and behind them the tile's rows of the weight; of a pair, gate's and up's:
+
+    | x: LOADED ... tile.held rows | weight, part 0: tile.columns rows | part 1: tile.columns rows |
+
+Warpgroup `tile.warpgroups` loads (`_load`); the others multiply, each its blocks of 64 rows (`_multiply`), or have none (`_skip`).
+
+    barrier         arrives                                 waits                    what it says
+    loaded[stage]   the copies of x and each weight part    multiplying warpgroups   the stage is filled
+    freed[stage]    multiplying warpgroups of the cluster   loading warpgroups       nobody reads the stage any more
+    multiplied      multiplying warpgroups, in the end      the same                 no stage is read: sums may take their place
+    handed          multiplying warpgroups, sums written    the same                 both halves of a shared block are written
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,7 +35,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.arguments import require, require_main
-from kernels_pallas.launch import SWIZZLED, THREAD, launch
+from kernels_pallas.launch import THREAD, launch
+from kernels_pallas.layouts import SWIZZLED
 from kernels_pallas.tiles import DEPTH, LOADED, MOST_STAGES, ROWS, Tile, pair_tile, product_tile, weight_rows
 
 MEMORY_REGISTERS = 24
@@ -39,7 +54,8 @@ def linear(
     Columns of x beyond the weight's are padding, and not read.
     """
     _require(x, weight, count, parts=1)
-    tile = tile or product_tile(*weight.shape, x.shape[0])
+    columns, depth = weight.shape
+    tile = tile or product_tile(columns, depth, x.shape[0])
     return _product("linear", x, weight, count, tile)
 
 
@@ -68,153 +84,23 @@ def _require(x: Array, weight: Array, count: Array, parts: int) -> None:
         raise NotImplementedError(f"x {list(x.shape)} @ weight {list(weight.shape)}.T is not supported; the kernel needs {wanted}")
 
 
+Finish = Callable[[Array, Array], Array]
+"""From the products with the gate's and with up's weight to the result."""
+
+
 def _product(
-    name: str, x: Array, weight: Array, count: Array, tile: Tile, finish: Callable[[Array, Array], Array] | None = None
+    name: str, x: Array, weight: Array, count: Array, tile: Tile, finish: Finish | None = None
 ) -> Float[Array, "splits rows columns"]:
     """fp32 sums of x @ weight.T; or finish(x @ first.T, x @ second.T), in x's type, of the halves of the weight's rows."""
     parts, dtype = (2, x.dtype) if finish else (1, jnp.float32)
     rows, columns = x.shape[0], weight.shape[0] // parts
-    height, steps = tile.blocks * ROWS, weight.shape[1] // DEPTH // tile.splits
-    sizes, held = tile.loads(rows), tile.held(rows)
-    shared = tile.shares_last(parts)
-    if tile.stages < min(steps, 2):
+    sizes = _Sizes(tile, rows, columns, parts, weight.shape[1] // DEPTH // tile.splits)
+    if tile.stages < min(sizes.steps, 2):
         raise ValueError(f"{tile} must have 2 stages or more: one is freed when the next is read")
-
-    def body(x_ref: Any, weight_ref: Any, count_ref: Any, out_ref: Any, memory: Any, *barriers: Any) -> None:
-        (tiles, results), (loaded, freed, together) = memory, barriers
-        multiplied, handed = together.at[0], together.at[1]
-        split, row, group = (lax.axis_index(name) for name in ("split", "row", THREAD))
-        first = (lax.axis_index("column") * tile.cluster + lax.axis_index(CLUSTER)) * tile.columns
-        here = jnp.clip(count_ref[0] - row * height, 0, held)
-        blocks, way_of_x = -(-here // ROWS), sum((here > size).astype(jnp.int32) for size in sizes[:-1])
-        # Where weights begin in a stage, behind the rows of x; said so that it is seen to be whole tiles of shared memory.
-        weights = sum(jnp.where(way_of_x == n, size // LOADED, 0) for n, size in enumerate(sizes)) * LOADED
-        stride = weights + weight_rows(tile.columns, parts)
-        stages = jnp.minimum(min(MOST_STAGES, steps), tile.stage_rows(rows, parts) // stride)
-
-        def load() -> None:
-            """All steps. A stage is filled again when the whole cluster has freed it; in the end nothing is under way."""
-            plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
-
-            def fill(step: Array, _: None) -> None:
-                stage, summed = lax.rem(step, stages), pl.ds((split * steps + step) * DEPTH, DEPTH)
-
-                @pl.when(step >= stages)
-                def _() -> None:
-                    plgpu.barrier_wait(freed.at[stage])
-
-                for n in range(parts):
-                    part, there = (
-                        pl.ds(start, tile.columns) for start in (n * columns + first, stage * stride + weights + n * tile.columns)
-                    )
-                    plgpu.copy_gmem_to_smem(weight_ref.at[part, summed], tiles.at[there], loaded.at[stage])
-
-                def rows_of_x(size: int) -> None:
-                    some, there = (pl.ds(start, size) for start in (row * height, stage * stride))
-                    plgpu.copy_gmem_to_smem(x_ref.at[some, summed], tiles.at[there], loaded.at[stage], collective_axes=CLUSTER)
-
-                lax.switch(way_of_x, [partial(rows_of_x, size) for size in sizes])
-
-            def drain(step: Array, _: None) -> None:
-                plgpu.barrier_wait(freed.at[lax.rem(step, stages)])
-
-            lax.fori_loop(0, steps, fill, None)
-            lax.fori_loop(steps - stages, steps, drain, None)
-
-        def compute(high: int, half: bool) -> None:
-            """The sums of `high` blocks, this warpgroup's, and of its part of one that is shared, left where loads were."""
-            mine = [n * tile.warpgroups + group for n in range(high)] + [tile.blocks - 1] * half
-            takes = [(0, parts)] * high + [(group, 1)] * half  # the first of the weight's parts, and their number
-
-            def summed(*sums: Any) -> list[Array]:
-                def add(step: Array, stage: Array) -> Array:
-                    plgpu.barrier_wait(loaded.at[stage])
-                    for total, block, (part, number) in zip(sums, mine, takes, strict=True):
-                        factor = tiles.at[pl.ds(stage * stride + block * ROWS, ROWS)]
-                        columns = pl.ds(stage * stride + weights + part * tile.columns, number * tile.columns)
-                        plgpu.wgmma(total, factor, tiles.at[columns].transpose((1, 0)))
-                    plgpu.wgmma_wait(len(sums))
-
-                    @pl.when(step > 0)
-                    def _() -> None:
-                        plgpu.barrier_arrive(freed.at[jnp.where(stage == 0, stages, stage) - 1])
-
-                    return jnp.where(stage == stages - 1, 0, stage + 1)
-
-                lax.fori_loop(0, steps, add, jnp.int32(0))
-                plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(freed.at[lax.rem(steps - 1, stages)])
-                return [total[...] for total in sums]
-
-            totals = pl.run_scoped(summed, *[plgpu.ACC((ROWS, number * tile.columns), jnp.float32) for _, number in takes])
-            plgpu.barrier_arrive(multiplied)
-            plgpu.barrier_wait(multiplied)
-            for total, block, (part, number) in zip(totals, mine, takes, strict=True):
-                for n in range(number):
-                    results[block, part + n] = total[:, n * tile.columns : (n + 1) * tile.columns].astype(dtype)
-                if finish is None:
-                    send(block)
-
-        def skip() -> None:
-            """A warpgroup without rows.
-
-            One thread arrives for all four warps. Nothing else keeps them together here, and a warp that fell behind by all stages would
-            wait for a phase that is over, for ever: they meet before it does.
-            """
-
-            def free(step: Array, _: None) -> None:
-                plgpu.barrier_wait(loaded.at[lax.rem(step, stages)])
-                plgpu.commit_smem()
-                plgpu.barrier_arrive(freed.at[lax.rem(step, stages)])
-
-            lax.fori_loop(0, steps, free, None)
-            plgpu.barrier_arrive(multiplied)
-
-        def finish_all(mine: Array, finish: Callable[[Array, Array], Array]) -> None:
-            """What comes of the sums of all this warpgroup's blocks, a few rows at a time.
-
-            One piece of code for them all, however many: the kernels in between put it out of the cache, and programs wait for it.
-            """
-
-            def store(n: Array, _: None) -> None:
-                block = n * tile.warpgroups + group
-
-                def some_rows(n: Array, _: None) -> None:
-                    some = pl.ds(n * LOADED, LOADED)
-                    results[block, 0, some] = finish(results[block, 0, some], results[block, 1, some])
-
-                lax.fori_loop(0, ROWS // LOADED, some_rows, None)
-                send(block)
-
-            if shared:
-                plgpu.barrier_arrive(handed)
-                plgpu.barrier_wait(handed)
-            lax.fori_loop(0, mine, store, None)
-
-        def send(block: Array | int) -> None:
-            plgpu.commit_smem()
-            where = pl.ds(row * height + block * ROWS, ROWS), pl.ds(first, tile.columns)
-            plgpu.copy_smem_to_gmem(results.at[block, 0], out_ref.at[split].at[where])
-
-        @pl.when(blocks > 0)
-        def _() -> None:
-            pl.when(group == tile.warpgroups)(load)
-
-            @pl.when(group < tile.warpgroups)
-            def _() -> None:
-                most = tile.blocks // tile.warpgroups if shared else -(-tile.blocks // tile.warpgroups)
-                ways = [skip, *(partial(compute, n + 1, False) for n in range(most)), *[partial(compute, most, True)] * shared]
-                mine = -(-(blocks - group) // tile.warpgroups)
-                plgpu.set_max_registers(_registers(tile.warpgroups), action="increase")
-                lax.switch(jnp.where(blocks == tile.blocks, most + 1, mine) if shared else mine, ways)
-                if finish is not None:
-                    finish_all(mine, finish)
-                plgpu.wait_smem_to_gmem(0)
-
-    grid = {"split": tile.splits, "column": -(-columns // (tile.columns * tile.cluster)), "row": -(-rows // height)}
+    grid = {"split": tile.splits, "column": -(-columns // (tile.columns * tile.cluster)), "row": -(-rows // sizes.height)}
     return launch(
         name,
-        body,
+        partial(_body, sizes, finish),
         jax.ShapeDtypeStruct((tile.splits, rows, columns), dtype),
         grid,
         x,
@@ -233,6 +119,210 @@ def _product(
             plgpu.Barrier(num_arrivals=tile.warpgroups, num_barriers=2),
         ],
     )
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """A product's sizes: `parts` weights of `columns` rows, side by side; `steps` of DEPTH summed entries in a split."""
+
+    tile: Tile
+    rows: int
+    columns: int
+    parts: int
+    steps: int
+
+    @property
+    def height(self) -> int:
+        """Rows of a tile."""
+        return self.tile.blocks * ROWS
+
+    @property
+    def loads(self) -> list[int]:
+        """Numbers of rows of x that one copy may load."""
+        return self.tile.loads(self.rows)
+
+    @property
+    def shared(self) -> bool:
+        """Whether two warpgroups share the last block."""
+        return self.tile.shares_last(self.parts)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """One program of the grid as one of its warpgroups sees it: references, barriers, and where its tile is.
+
+    `group`: the warpgroup; `first`: the first of the tile's columns; `blocks`: how many blocks have rows to compute; `load`: which of
+    `sizes.loads` holds them. A stage has `stride` rows, the weight's from `weights` on, and there are `stages`.
+    """
+
+    sizes: _Sizes
+    x: Any
+    weight: Any
+    out: Any
+    tiles: Any
+    results: Any
+    loaded: Any
+    freed: Any
+    multiplied: Any
+    handed: Any
+    split: Array
+    row: Array
+    group: Array
+    first: Array
+    blocks: Array
+    load: Array | int
+    weights: Array | int
+    stride: Array | int
+    stages: Array
+
+
+def _body(
+    sizes: _Sizes, finish: Finish | None, x_ref: Any, weight_ref: Any, count_ref: Any, out_ref: Any, memory: Any, *barriers: Any
+) -> None:
+    """Nothing for a tile past `count`; else every warpgroup's part."""
+    tile = sizes.tile
+    (tiles, results), (loaded, freed, together) = memory, barriers
+    multiplied, handed = together.at[0], together.at[1]
+    split, row, group = (lax.axis_index(name) for name in ("split", "row", THREAD))
+    first = (lax.axis_index("column") * tile.cluster + lax.axis_index(CLUSTER)) * tile.columns
+    rows = jnp.clip(count_ref[0] - row * sizes.height, 0, tile.held(sizes.rows))
+    blocks, load = -(-rows // ROWS), sum((rows > size).astype(jnp.int32) for size in sizes.loads[:-1])
+    # A sum of multiples of LOADED, so that the compiler sees that weights begin at a whole tile of shared memory.
+    weights = sum(jnp.where(load == n, size // LOADED, 0) for n, size in enumerate(sizes.loads)) * LOADED
+    stride = weights + weight_rows(tile.columns, sizes.parts)
+    stages = jnp.minimum(min(MOST_STAGES, sizes.steps), tile.stage_rows(sizes.rows, sizes.parts) // stride)
+    references = x_ref, weight_ref, out_ref, tiles, results, loaded, freed, multiplied, handed
+    program = _Program(sizes, *references, split, row, group, first, blocks, load, weights, stride, stages)
+
+    @pl.when(blocks > 0)
+    def _() -> None:
+        pl.when(group == tile.warpgroups)(partial(_load, program))
+
+        @pl.when(group < tile.warpgroups)
+        def _() -> None:
+            most = tile.blocks // tile.warpgroups if sizes.shared else -(-tile.blocks // tile.warpgroups)
+            whole = [partial(_multiply, program, finish, n + 1, False) for n in range(most)]
+            half = [partial(_multiply, program, finish, most, True)] * sizes.shared
+            number = -(-(blocks - group) // tile.warpgroups)  # of this warpgroup's blocks
+            plgpu.set_max_registers(_registers(tile.warpgroups), action="increase")
+            lax.switch(
+                jnp.where(blocks == tile.blocks, most + 1, number) if sizes.shared else number, [partial(_skip, program), *whole, *half]
+            )
+            if finish is not None:
+                _finish(program, finish, number)
+            plgpu.wait_smem_to_gmem(0)
+
+
+def _load(p: _Program) -> None:
+    """All steps. A stage is filled again when the whole cluster has freed it; in the end no copy is in flight."""
+    sizes, tile = p.sizes, p.sizes.tile
+    plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+
+    def fill(step: Array, _: None) -> None:
+        stage, summed = lax.rem(step, p.stages), pl.ds((p.split * sizes.steps + step) * DEPTH, DEPTH)
+
+        @pl.when(step >= p.stages)
+        def _() -> None:
+            plgpu.barrier_wait(p.freed.at[stage])
+
+        for n in range(sizes.parts):
+            source, target = (
+                pl.ds(start, tile.columns) for start in (n * sizes.columns + p.first, stage * p.stride + p.weights + n * tile.columns)
+            )
+            plgpu.copy_gmem_to_smem(p.weight.at[source, summed], p.tiles.at[target], p.loaded.at[stage])
+
+        def rows_of_x(size: int) -> None:
+            source, target = (pl.ds(start, size) for start in (p.row * sizes.height, stage * p.stride))
+            plgpu.copy_gmem_to_smem(p.x.at[source, summed], p.tiles.at[target], p.loaded.at[stage], collective_axes=CLUSTER)
+
+        lax.switch(p.load, [partial(rows_of_x, size) for size in sizes.loads])
+
+    def drain(step: Array, _: None) -> None:
+        plgpu.barrier_wait(p.freed.at[lax.rem(step, p.stages)])
+
+    lax.fori_loop(0, sizes.steps, fill, None)
+    lax.fori_loop(sizes.steps - p.stages, sizes.steps, drain, None)
+
+
+def _multiply(p: _Program, finish: Finish | None, whole: int, half: bool) -> None:
+    """The sums of this warpgroup's `whole` blocks, and of its `half` of a shared one; left in shared memory, in place of the stages."""
+    sizes, tile = p.sizes, p.sizes.tile
+    mine = [n * tile.warpgroups + p.group for n in range(whole)] + [tile.blocks - 1] * half
+    takes = [(0, sizes.parts)] * whole + [(p.group, 1)] * half  # the first of the weight's parts, and their number
+
+    def summed(*sums: Any) -> list[Array]:
+        def add(step: Array, stage: Array) -> Array:
+            plgpu.barrier_wait(p.loaded.at[stage])
+            for total, block, (part, number) in zip(sums, mine, takes, strict=True):
+                factor = p.tiles.at[pl.ds(stage * p.stride + block * ROWS, ROWS)]
+                columns = pl.ds(stage * p.stride + p.weights + part * tile.columns, number * tile.columns)
+                plgpu.wgmma(total, factor, p.tiles.at[columns].transpose((1, 0)))
+            plgpu.wgmma_wait(len(sums))  # those of the step before are done
+
+            @pl.when(step > 0)
+            def _() -> None:
+                plgpu.barrier_arrive(p.freed.at[jnp.where(stage == 0, p.stages, stage) - 1])
+
+            return jnp.where(stage == p.stages - 1, 0, stage + 1)
+
+        lax.fori_loop(0, sizes.steps, add, jnp.int32(0))
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(p.freed.at[lax.rem(sizes.steps - 1, p.stages)])
+        return [total[...] for total in sums]
+
+    totals = pl.run_scoped(summed, *[plgpu.ACC((ROWS, number * tile.columns), jnp.float32) for _, number in takes])
+    plgpu.barrier_arrive(p.multiplied)
+    plgpu.barrier_wait(p.multiplied)
+    for total, block, (part, number) in zip(totals, mine, takes, strict=True):
+        for n in range(number):
+            p.results[block, part + n] = total[:, n * tile.columns : (n + 1) * tile.columns].astype(p.out.dtype)
+        if finish is None:
+            _send(p, block)
+
+
+def _skip(p: _Program) -> None:
+    """A warpgroup without rows frees every stage.
+
+    One thread arrives for all four warps. Nothing else keeps them together here, and a warp that fell behind by all stages would wait for
+    a phase that is over, for ever: they meet before it does.
+    """
+
+    def free(step: Array, _: None) -> None:
+        plgpu.barrier_wait(p.loaded.at[lax.rem(step, p.stages)])
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(p.freed.at[lax.rem(step, p.stages)])
+
+    lax.fori_loop(0, p.sizes.steps, free, None)
+    plgpu.barrier_arrive(p.multiplied)
+
+
+def _finish(p: _Program, finish: Finish, number: Array) -> None:
+    """What comes of the sums of all this warpgroup's blocks, a few rows at a time.
+
+    One piece of code for them all, however many: the kernels in between put it out of the cache, and programs wait for it.
+    """
+
+    def store(n: Array, _: None) -> None:
+        block = n * p.sizes.tile.warpgroups + p.group
+
+        def some_rows(n: Array, _: None) -> None:
+            some = pl.ds(n * LOADED, LOADED)
+            p.results[block, 0, some] = finish(p.results[block, 0, some], p.results[block, 1, some])
+
+        lax.fori_loop(0, ROWS // LOADED, some_rows, None)
+        _send(p, block)
+
+    if p.sizes.shared:
+        plgpu.barrier_arrive(p.handed)
+        plgpu.barrier_wait(p.handed)
+    lax.fori_loop(0, number, store, None)
+
+
+def _send(p: _Program, block: Array | int) -> None:
+    """Starts the copy of a block's results."""
+    plgpu.commit_smem()
+    target = pl.ds(p.row * p.sizes.height + block * ROWS, ROWS), pl.ds(p.first, p.sizes.tile.columns)
+    plgpu.copy_smem_to_gmem(p.results.at[block, 0], p.out.at[p.split].at[target])
 
 
 def _registers(warpgroups: int) -> int:

@@ -1,6 +1,6 @@
 """Counter-based sampling noise: Threefry-2x32, 20 rounds (Salmon et al., SC 2011), drawn inside a kernel.
 
-The same words as `specfold_jax.models.noise`, which a kernel cannot import; the tests hold both to the same vectors.
+The same words as `specfold_jax.models.noise`, which a kernel may not import. `parity_tests/models/test_noise.py` holds all copies equal.
 """
 
 import jax.numpy as jnp

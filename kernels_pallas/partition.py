@@ -1,4 +1,4 @@
-"""What counts comes first: kernels then need one number to know where to stop."""
+"""A stable partition: flagged entries first, so that kernels need one number to know where to stop."""
 
 from typing import NamedTuple, Self
 
@@ -6,28 +6,33 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
 
-class Front(NamedTuple):
-    """An order of entries, flagged ones first: `order` is the entry at each place, `place` each entry's place, `count` the flagged ones'
-    number."""
+class Partition(NamedTuple):
+    """A permutation that puts flagged entries first.
+
+    `order`: the entry at each place; `inverse`: each entry's place; `count`: the number of flagged entries.
+    """
 
     order: Int[Array, " entries"]
-    place: Int[Array, " entries"]
+    inverse: Int[Array, " entries"]
     count: Int[Array, "1"]
 
     @classmethod
     def of(cls, flags: Bool[Array, " entries"]) -> Self:
-        """Flagged entries first, both kinds in the order they have."""
+        """Flagged entries first, both kinds in the order they have.
+
+        Flags 0 1 1 0 give order 1 2 0 3, inverse 2 0 1 3 and count 2.
+        """
         number = flags.shape[0]
         upto = jnp.cumsum(flags, dtype=jnp.int32)
         entry, count = jnp.arange(number, dtype=jnp.int32), upto[-1:]
-        place = jnp.where(flags, upto - 1, count + entry - upto)
-        order = jnp.zeros(number, jnp.int32).at[place].set(entry, unique_indices=True, mode="promise_in_bounds")
-        return cls(order, place, count)
+        inverse = jnp.where(flags, upto - 1, count + entry - upto)
+        order = jnp.zeros(number, jnp.int32).at[inverse].set(entry, unique_indices=True, mode="promise_in_bounds")
+        return cls(order, inverse, count)
 
-    def there(self, x: Shaped[Array, "entries ..."]) -> Shaped[Array, "entries ..."]:
-        """Entries in this order."""
+    def apply(self, x: Shaped[Array, "entries ..."]) -> Shaped[Array, "entries ..."]:
+        """Entries, flagged ones first."""
         return x.at[self.order].get(mode="promise_in_bounds")
 
-    def back(self, x: Shaped[Array, "entries ..."]) -> Shaped[Array, "entries ..."]:
-        """Entries in their own order."""
-        return x.at[self.place].get(mode="promise_in_bounds")
+    def invert(self, x: Shaped[Array, "entries ..."]) -> Shaped[Array, "entries ..."]:
+        """Partitioned entries back where they were."""
+        return x.at[self.inverse].get(mode="promise_in_bounds")

@@ -11,7 +11,8 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels_pallas.arguments import require, require_main
-from kernels_pallas.launch import LANES, launch
+from kernels_pallas.launch import launch
+from kernels_pallas.tiles import LANES
 
 NEVER, GATED, ALWAYS = range(3)
 """What `need` says of a row: not to be computed, to be computed if it differs from its reference, to be computed."""
@@ -76,28 +77,31 @@ def advance_norm(
     x: Float[Array, "rows width"],
     sums: Float[Array, "splits capacity width"],
     slot: Int[Array, " rows"] | None,
-    here: Int[Array, "1"],
+    row_count: Int[Array, "1"],
     norm: Norm,
 ) -> tuple[Float[Array, "rows width"], Float[Array, "rows width"]]:
-    """The residual stream with the sums at each row's `slot` (None: its own) added, and that normed. From row `here` on: unspecified."""
-    _require_sums(x, sums, slot, here)
+    """The residual stream with the sums at each row's `slot` (None: its own) added, and that normed.
+
+    Rows from `row_count` on are unspecified.
+    """
+    _require_sums(x, sums, slot, row_count)
     require("weight", norm.weight, x.shape[1:], x.dtype)
     slots = () if slot is None else (slot,)
 
-    def body(x_ref: Any, sums_ref: Any, here_ref: Any, weight_ref: Any, *refs: Any) -> None:
+    def body(x_ref: Any, sums_ref: Any, row_count_ref: Any, weight_ref: Any, *refs: Any) -> None:
         *slot_ref, x_out, normed_out = refs
         row = lax.axis_index("row")
-        # All that is read is asked for at once, before it is known whether the row is there. The slot of one that is not may be any number.
+        # All loads start at once, before it is known whether the row exists. The slot of one that does not may be any number.
         at = jnp.clip(slot_ref[0][row], 0, sums_ref.shape[1] - 1) if slot_ref else row
-        here, weight, advanced = here_ref[0], weight_ref[...], advance(x_ref[row], total(sums_ref, at))
+        rows, weight, advanced = row_count_ref[0], weight_ref[...], advance(x_ref[row], total(sums_ref, at))
         normed = norm(advanced, weight)
 
-        @pl.when(row < here)
+        @pl.when(row < rows)
         def _() -> None:
             x_out[row], normed_out[row] = advanced, normed
 
     outs = (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2
-    return launch("advance_norm", body, outs, {"row": x.shape[0]}, x, sums, here, norm.weight, *slots)
+    return launch("advance_norm", body, outs, {"row": x.shape[0]}, x, sums, row_count, norm.weight, *slots)
 
 
 @jax.jit
@@ -107,38 +111,38 @@ def gate(
     slot: Int[Array, " rows"] | None,
     reference: Int[Array, " rows"],
     need: Int[Array, " rows"],
-    here: Int[Array, "1"],
+    row_count: Int[Array, "1"],
     tau: Float[Array, "1"],
 ) -> tuple[Float[Array, "rows width"], Int[Array, " flags"]]:
     """The residual stream with the sums at each row's `slot` added (None: its own), and which rows to compute: 1, else 0.
 
     A row that `need` leaves to the gate is computed if not ||x - ref||^2 <= tau^2 ||ref||^2 (fp32), ref being row `reference`. Rows from
-    `here` on are not there: unspecified, their flags 0, with which flags are padded to a multiple of 128. `sums` None: nothing to add,
-    as at the first layer.
+    `row_count` on do not exist: they are unspecified and their flags 0. Flags are padded with 0 to a multiple of 128. `sums` None:
+    nothing to add, as at the first layer.
     """
-    _require_sums(x, sums, slot, here)
+    _require_sums(x, sums, slot, row_count)
     rows = x.shape[0]
     for name, array in (("reference", reference), ("need", need)):
         require(name, array, (rows,), jnp.int32)
     require("tau", tau, (1,), jnp.float32)
-    given = {"x": x, "sums": sums, "slot": slot, "reference": reference, "need": need, "here": here, "tau": tau}
+    given = {"x": x, "sums": sums, "slot": slot, "reference": reference, "need": need, "row_count": row_count, "tau": tau}
     names = [name for name, array in given.items() if array is not None]
 
     def body(*refs: Any) -> None:
         ref = dict(zip(names, refs, strict=False))
         *outs, flags_out = refs[len(names) :]
-        row, here = lax.axis_index("row"), ref["here"][0]
+        row, end = lax.axis_index("row"), ref["row_count"][0]
 
-        @pl.when(row >= here)
+        @pl.when(row >= end)
         def _() -> None:
             flags_out[row] = 0
 
-        @pl.when(row < here)
+        @pl.when(row < end)
         def _() -> None:
-            # All indices first, then all that they name: the row and its reference are on their way together.
-            needed, places = ref["need"][row], (row, ref["reference"][row])
-            slots = [at if slot is None else ref["slot"][at] for at in places]
-            mine, other = (ref["x"][at] for at in places)
+            # All indices are loaded first, then the rows they name: a row and its reference are in flight together.
+            needed, pair = ref["need"][row], (row, ref["reference"][row])
+            slots = [at if slot is None else ref["slot"][at] for at in pair]
+            mine, other = (ref["x"][at] for at in pair)
             if sums is not None:
                 mine, other = (advance(x, total(ref["sums"], at)) for x, at in zip((mine, other), slots, strict=True))
             for out in outs:
@@ -154,9 +158,9 @@ def gate(
     return (x if sums is None else found[0]), found[-1]
 
 
-def _require_sums(x: Array, sums: Array | None, slot: Array | None, here: Array) -> None:
+def _require_sums(x: Array, sums: Array | None, slot: Array | None, row_count: Array) -> None:
     _require(x)
-    require("here", here, (1,), jnp.int32)
+    require("row_count", row_count, (1,), jnp.int32)
     if sums is not None:
         require("sums", sums, (*sums.shape[:2], x.shape[1]), jnp.float32)
         if slot is None and sums.shape[1] != x.shape[0]:

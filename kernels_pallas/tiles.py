@@ -3,6 +3,8 @@
 from math import gcd
 from typing import NamedTuple
 
+LANES = 128
+"""Threads of a warpgroup; a row is a whole number of them."""
 ROWS = 64
 """Rows of one warpgroup's matrix instruction."""
 LOADED = 32
@@ -50,7 +52,7 @@ class Tile(NamedTuple):
         return max(self.stage_rows(rows, parts) * DEPTH * 2, self.blocks * ROWS * parts * self.columns * itemsize)
 
     def shares_last(self, parts: int) -> bool:
-        """Whether two warpgroups share the last block."""
+        """Whether two warpgroups share the last block of a pair."""
         return parts == 2 and self.warpgroups == 2 and self.blocks % 2 == 1
 
 

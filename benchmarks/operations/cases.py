@@ -15,9 +15,9 @@ from jaxtyping import Array
 
 from benchmarks.common.environment import BYTES_A_SECOND, OPERATIONS_A_SECOND
 from benchmarks.common.shapes import SHAPES, Shape
-from kernels_pallas.launch import LANES, pad
+from kernels_pallas.arguments import pad
 from kernels_pallas.rows import needs
-from kernels_pallas.tiles import product_tile
+from kernels_pallas.tiles import LANES, product_tile
 from specfold_jax.config import ModelConfig
 
 OP_SHAPES = {name: shape for name, shape in SHAPES.items() if shape} | {"toy": Shape(1, 128, 4, 2, 64, 128, 300)}
@@ -122,7 +122,7 @@ def inputs(case: Case) -> Arrays:
         others = normal(splits - 1, rows, out).astype(jnp.float32)
         return {"update": update, "sums": jnp.concatenate([(update.astype(jnp.float32) - others.sum(0))[None], others])}
 
-    def turns() -> Arrays:
+    def rotary() -> Arrays:
         positions = case.prefix + row % BLOCK
         angles = positions[:, None].astype(jnp.float32) * jnp.asarray(family(s).inv_freq, jnp.float32)
         return {"bias": normal(out), "positions": positions, "cos": jnp.cos(angles), "sin": jnp.sin(angles)}
@@ -146,7 +146,7 @@ def inputs(case: Case) -> Arrays:
             flags = pad(computed.astype(jnp.int32), 0, LANES)
             return {"x": normal(rows, s.dim), "computed": computed, "flags": flags, "parent": parent} | norm
         case "attention_inputs":
-            return turns() | sums()
+            return rotary() | sums()
         case "advance_norm":
             return {"x": normal(rows, s.dim)} | sums() | norm | own
         case "head":
@@ -156,7 +156,7 @@ def inputs(case: Case) -> Arrays:
             packed = {"computed": row < case.count, "index": jnp.where(row < case.count, row, rows)}
             counted = packed | {"count": jnp.full(1, case.count, jnp.int32)}
             given = {"x": normal(rows, wide), "weight": normal(out, wide, scale=wide**-0.5)} | counted | norm
-            return given | turns() if case.op == "norm_qkv" else given
+            return given | rotary() if case.op == "norm_qkv" else given
 
 
 def _drifting(x: Array) -> Array:

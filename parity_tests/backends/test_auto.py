@@ -20,7 +20,7 @@ from parity_tests.harness.cases import model
 from parity_tests.harness.devices import DEVICE
 from specfold_jax.backends import choice as implementations
 from specfold_jax.backends.choice import XLA, backend_of, impl_name
-from specfold_jax.backends.pallas_support import lacking
+from specfold_jax.backends.pallas_support import unmet_demand
 from specfold_jax.models.parameters import shapes
 
 CPU, HOPPER, AMPERE = (
@@ -167,20 +167,20 @@ def mixed(model: sf.ModelConfig) -> dict:
         ({}, mixed, 2),
     ],
 )
-def test_what_is_lacking_is_what_the_kernels_refuse(changes, params, ranks):
-    """Traced without asking first, the kernels themselves refuse just what `lacking` names."""
+def test_unmet_demands_are_what_the_kernels_refuse(changes, params, ranks):
+    """Traced without asking first, the kernels themselves refuse just what `unmet_demand` names."""
     this = replace(MODEL, **changes)
     given = params(this)
     with (
         mock.patch.object(implementations, "unsupported", return_value=None),
-        mock.patch.object(specfold_jax.backends.pallas, "lacking", return_value=None),
+        mock.patch.object(specfold_jax.backends.pallas, "unmet_demand", return_value=None),
     ):
         try:
             traced(given, this, replace(AUTO, impl="pallas"), replace(GRAPH, token_ranks=ranks), sf.FoldConfig())
             refused = None
         except (NotImplementedError, ValueError) as error:
             refused = str(error)
-    assert (lacking(given, this, AUTO.block(this), sf.FoldConfig(), ranks) is None) == (refused is None), refused
+    assert (unmet_demand(given, this, AUTO.block(this), sf.FoldConfig(), ranks) is None) == (refused is None), refused
 
 
 OPTIONS = ({"gates": 1}, {"scope": "ffn"}, {"correction": False}, {"force_revealed": False})
@@ -189,6 +189,6 @@ OPTIONS = ({"gates": 1}, {"scope": "ffn"}, {"correction": False}, {"force_reveal
 @pytest.mark.parametrize("option", OPTIONS)
 def test_kernels_have_every_other_option_of_a_fold(option):
     fold = sf.FoldConfig(**option)
-    assert lacking(like(MODEL), MODEL, 16, fold) is None
+    assert unmet_demand(like(MODEL), MODEL, 16, fold) is None
     with mock.patch.object(launch, "no_hopper", return_value=None):
         traced(like(MODEL), MODEL, replace(AUTO, impl="pallas"), fold=fold)

@@ -15,7 +15,7 @@ from kernels_pallas.attention import branch_attention
 from kernels_pallas.head import head, rank_wanted
 from kernels_pallas.linear import linear, silu_pair
 from kernels_pallas.pack import pack
-from kernels_pallas.qkv import Turns, attention_inputs
+from kernels_pallas.qkv import attention_inputs
 from kernels_pallas.rows import GATED, Norm, advance_norm, gate, norm
 from kernels_pallas.tiles import DEPTH, MOST_STAGES, ROWS, SHARED_BYTES, Tile, pair_tile, product_tile
 from parity_tests.harness.cases import NAMED, model
@@ -24,7 +24,7 @@ from parity_tests.harness.implementations import run
 from parity_tests.harness.pallas_ops import on_kernels
 from specfold_jax.backends import pallas
 from specfold_jax.models.check import Branches, check
-from specfold_jax.models.checkpoint import shapes
+from specfold_jax.models.parameters import shapes
 from specfold_jax.models.transformer import Cache
 
 GPU = DEVICE.type == "cuda"
@@ -228,25 +228,25 @@ def test_packed_rows_stand_in_order_without_gaps_and_every_row_finds_its_own(fla
             assert (int(source[row]), int(slot[row])) == (at, computed.index(at))
 
 
-def test_rows_that_are_not_there_may_name_anything():
+def test_rows_that_do_not_exist_may_name_anything():
     """Whatever their slots and references say, other rows are the same, none of them is flagged, and nothing else is read."""
-    rng, here, rows = np.random.default_rng(5), 20, 40
+    rng, count, rows = np.random.default_rng(5), 20, 40
     x = jnp.asarray(rng.normal(size=(rows, 128)), jnp.bfloat16)
     sums = jnp.asarray(rng.normal(size=(3, 24, 512)), jnp.float32)
-    slots, references = (jnp.asarray(rng.integers(0, most, rows), jnp.int32) for most in (24, here))
-    turns = Turns.of(jnp.arange(rows, dtype=jnp.int32), MODEL)
+    slots, references = (jnp.asarray(rng.integers(0, most, rows), jnp.int32) for most in (24, count))
+    rotary = pallas.rotary(jnp.arange(rows, dtype=jnp.int32), MODEL)
     weight, need, tau = Norm(jnp.ones(128, jnp.bfloat16), 1e-6, 128), jnp.full(rows, GATED), jnp.full(1, 0.9, jnp.float32)
     sizes = {"heads": 2, "kv_heads": 1, "head_dim": 64, "eps": 1e-6, "dtype": x.dtype}
     found = []
-    for absent in ([0] * (rows - here), np.resize([2**31 - 1, -(2**31), 24, -1], rows - here)):
-        slot, reference = (array.at[here:].set(jnp.asarray(absent, jnp.int32)) for array in (slots, references))
+    for absent in ([0] * (rows - count), np.resize([2**31 - 1, -(2**31), 24, -1], rows - count)):
+        slot, reference = (array.at[count:].set(jnp.asarray(absent, jnp.int32)) for array in (slots, references))
         with on_kernels(races=False):
-            after, flags = gate(x, sums[..., :128], slot, reference, need, jnp.full(1, here), tau)
-            advanced = advance_norm(x, sums[..., :128], slot, jnp.full(1, here), weight)
-            qkv = attention_inputs(sums, slot, jnp.full(1, here), turns, None, None, None, **sizes)
-        assert not flags[here:].any()
-        found.append([each[:here] for each in (after, flags, *advanced, qkv)])
-    assert 0 < found[0][1].sum() < here
+            after, flags = gate(x, sums[..., :128], slot, reference, need, jnp.full(1, count), tau)
+            advanced = advance_norm(x, sums[..., :128], slot, jnp.full(1, count), weight)
+            qkv = attention_inputs(sums, slot, jnp.full(1, count), rotary, None, None, None, **sizes)
+        assert not flags[count:].any()
+        found.append([each[:count] for each in (after, flags, *advanced, qkv)])
+    assert 0 < found[0][1].sum() < count
     for one, another in zip(*found, strict=True):
         np.testing.assert_array_equal(one, another)
 
@@ -352,8 +352,8 @@ def test_kernels_refuse_what_does_not_fit():
 def test_tiles_fit_and_their_splits_follow_from_the_weight(rows, sizes):
     columns, depth = sizes
     for tile, parts, itemsize in ((product_tile(columns, depth, rows), 1, 4), (pair_tile(columns, rows), 2, 2)):
-        whole = tile.blocks // tile.warpgroups if tile.shares_last(parts) else -(-tile.blocks // tile.warpgroups)
-        sums = (whole * parts + tile.shares_last(parts)) * tile.columns
+        alone = tile.blocks // tile.warpgroups if tile.shares_last(parts) else -(-tile.blocks // tile.warpgroups)
+        sums = (alone * parts + tile.shares_last(parts)) * tile.columns
         assert sums * ROWS // 128 <= 192, "registers of a thread for sums"
         assert 2 <= tile.stages <= MOST_STAGES
         assert tile.shared_bytes(rows, parts, itemsize) <= SHARED_BYTES

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import specfold_jax as sf
-from kernels_pallas.front import Front
+from kernels_pallas.partition import Partition
 from parity_tests.harness.laws import FAST, GRAPHS, config
 from specfold_jax.backends.choice import XLA
 from specfold_jax.diffusion import loop
@@ -92,9 +92,9 @@ def test_margins_and_gates_do_not_notice(fast, ragged, seen, disordered):
     assert recorded == seen[1]
 
 
-def test_front():
-    front = Front.of(jnp.asarray([True, False, True, True, False]))
+def test_partition():
+    partition = Partition.of(jnp.asarray([True, False, True, True, False]))
     x = jnp.arange(10).reshape(5, 2)
-    np.testing.assert_array_equal(front.there(x)[:, 0], [0, 4, 6, 2, 8])
-    np.testing.assert_array_equal(front.back(front.there(x)), x)
-    assert front.count.tolist() == [3]
+    np.testing.assert_array_equal(partition.apply(x)[:, 0], [0, 4, 6, 2, 8])
+    np.testing.assert_array_equal(partition.invert(partition.apply(x)), x)
+    assert partition.count.tolist() == [3]

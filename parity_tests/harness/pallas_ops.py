@@ -8,13 +8,15 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import specfold_jax as sf
+from kernels_pallas.arguments import pad
 from kernels_pallas.attention import branch_attention
 from kernels_pallas.head import head
-from kernels_pallas.launch import LANES, pad
 from kernels_pallas.linear import linear, silu_pair
 from kernels_pallas.pack import pack
-from kernels_pallas.qkv import HEADS_MULTIPLE, Turns, attention_inputs
+from kernels_pallas.qkv import HEADS_MULTIPLE, attention_inputs
 from kernels_pallas.rows import NEVER, Norm, gate, needs
+from kernels_pallas.tiles import LANES
+from specfold_jax.backends.pallas import rotary
 from specfold_jax.models.fold import take_branch
 
 
@@ -42,11 +44,11 @@ def _all(rows: jax.Array) -> jax.Array:
 def _gate(x: Any, parent: Any, revealed: Any, valid: Any, tau: float, reference: Any, force_revealed: bool) -> dict[str, Any]:
     assert reference == "parent"
     rows, shape = _wide(x.reshape(-1, x.shape[-1])), revealed.shape
-    tau, here = jnp.full((1,), tau, jnp.float32), _all(rows)
+    tau, count = jnp.full((1,), tau, jnp.float32), _all(rows)
     parents = (parent + jnp.arange(shape[0], dtype=jnp.int32)[:, None] * shape[1]).reshape(-1)
     reference, need = needs(parents, revealed.reshape(-1, shape[2]), force_revealed)
-    _, flags = gate(rows, None, None, reference, jnp.where(jnp.repeat(valid.reshape(-1), shape[2]), need, NEVER), here, tau)
-    _, _, _, source = pack(rows, flags, parents, here, _norm(jnp.ones(x.shape[-1], x.dtype), 1e-6))
+    _, flags = gate(rows, None, None, reference, jnp.where(jnp.repeat(valid.reshape(-1), shape[2]), need, NEVER), count, tau)
+    _, _, _, source = pack(rows, flags, parents, count, _norm(jnp.ones(x.shape[-1], x.dtype), 1e-6))
     return {"computed": (flags[: rows.shape[0]] > 0).reshape(shape), "source": (source // shape[2] % shape[1]).reshape(shape)}
 
 
@@ -60,12 +62,12 @@ def _packed(x: Any, computed: Any, norm: Norm) -> tuple[Any, Any, Any]:
 
 def _packed_qkv(x: Any, computed: Any, norm: Any, weight: Any, bias: Any, q_norm: Any, k_norm: Any, positions: Any, model: Any) -> dict:
     normed, count, slot = _packed(x, computed, _norm(norm, model.norm_eps))
-    turns = Turns.of(positions.reshape(-1), model)
+    rotated = rotary(positions.reshape(-1), model)
     sums = linear(normed, pad(weight, 0, HEADS_MULTIPLE * model.head_dim), count)
     bias = None if bias is None else pad(bias, 0, HEADS_MULTIPLE * model.head_dim)
     sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim}
     every = attention_inputs(
-        sums, slot, _all(positions.reshape(-1)), turns, bias, q_norm, k_norm, **sizes, eps=model.norm_eps, dtype=x.dtype
+        sums, slot, _all(positions.reshape(-1)), rotated, bias, q_norm, k_norm, **sizes, eps=model.norm_eps, dtype=x.dtype
     )
     ends = [model.heads, model.heads + model.kv_heads, model.heads + 2 * model.kv_heads]
     heads = jnp.split(every.reshape(*computed.shape, -1, model.head_dim), ends, axis=3)[:3]

@@ -120,9 +120,9 @@ EITHER = Backend("either", _either(_xla_check, _pallas_check), _either(_xla_rank
 def unsupported(params: Params, model: ModelConfig, decode: DecodeConfig, fold: FoldConfig | None = None, ranks: int = 1) -> str | None:
     """Why the Pallas kernels cannot run a decode on this machine, or None where they can. `ranks`: tokens kept a position."""
     from kernels_pallas.launch import no_hopper
-    from specfold_jax.backends.pallas_support import lacking
+    from specfold_jax.backends.pallas_support import unmet_demand
 
-    return no_hopper() or lacking(params, model, decode.block(model), fold, ranks)
+    return no_hopper() or unmet_demand(params, model, decode.block(model), fold, ranks)
 
 
 def backend_of(decode: DecodeConfig, params: Params, model: ModelConfig, fold: FoldConfig | None = None, ranks: int = 1) -> Backend:

@@ -1,8 +1,8 @@
 """One check on the Pallas kernels: what `specfold_jax.models.check.check` computes, in a handful of launches a layer.
 
-Valid branches come first, those of all sequences in one list, so that one number says which rows are there: nothing is done for others.
-The residual stream lies in rows (branch, position), its width padded to whole warpgroups. Between products it waits together with the
-sums that are still to be added to it, which the next row kernel does on its way.
+Valid branches come first, those of all sequences in one list, so that one number says which rows exist: nothing is done for others.
+The residual stream lies in rows (branch, position), its width padded to whole warpgroups. Between products it is kept apart from the
+last product's sums, which the next row kernel adds.
 """
 
 from typing import NamedTuple, Self
@@ -10,24 +10,25 @@ from typing import NamedTuple, Self
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.arguments import pad
 from kernels_pallas.attention import branch_attention
-from kernels_pallas.front import Front
-from kernels_pallas.launch import LANES, pad
 from kernels_pallas.linear import linear, silu_pair
 from kernels_pallas.pack import pack
-from kernels_pallas.qkv import HEADS_MULTIPLE, Turns, attention_inputs
+from kernels_pallas.partition import Partition
+from kernels_pallas.qkv import HEADS_MULTIPLE, Rotary, attention_inputs
 from kernels_pallas.rows import NEVER, Norm, advance_norm, gate, needs, norm
-from specfold_jax.backends.pallas_support import lacking
+from kernels_pallas.tiles import LANES
+from specfold_jax.backends.pallas_support import unmet_demand
 from specfold_jax.config import FoldConfig, ModelConfig
 from specfold_jax.models.check import Branches, Checked
 from specfold_jax.models.ops import query_scale
-from specfold_jax.models.transformer import Cache, Params, embed
+from specfold_jax.models.transformer import Cache, KeyValue, Params, embed
 
 
 class Listed(NamedTuple):
     """The branches of all sequences in one list, valid ones first; parents and contexts are places in it."""
 
-    front: Front
+    partition: Partition
     tokens: Int[Array, "branch block"]
     parent: Int[Array, " branch"]
     context: Int[Array, " branch"] | None
@@ -38,47 +39,55 @@ class Listed(NamedTuple):
     def of(cls, branches: Branches) -> Self:
         """The list."""
         batch, each, _ = branches.tokens.shape
-        front = Front.of(branches.valid.reshape(-1))
+        partition = Partition.of(branches.valid.reshape(-1))
 
         def listed(x: Array) -> Array:
-            return front.there(x.reshape(batch * each, *x.shape[2:]))
+            return partition.apply(x.reshape(batch * each, *x.shape[2:]))
 
         def place_of(branch: Array) -> Array:
-            return jnp.take_along_axis(front.place.reshape(batch, each), branch, axis=1)
+            return jnp.take_along_axis(partition.inverse.reshape(batch, each), branch, axis=1)
 
         context = branches.context
         if context is not None:
             context = listed(jnp.where(context >= 0, place_of(jnp.maximum(context, 0)), -1))
         return cls(
-            front, listed(branches.tokens), listed(place_of(branches.parent)), context, listed(branches.starts()), front.order // each
+            partition,
+            listed(branches.tokens),
+            listed(place_of(branches.parent)),
+            context,
+            listed(branches.starts()),
+            partition.order // each,
         )
 
 
 class _Pending(NamedTuple):
-    """The residual stream [rows, width], and what is still to be added to it: sums, each row's at its `slot` (None: its own)."""
+    """The residual stream, and the sums still to be added to it, each row's at its `slot` (None: its own)."""
 
-    x: Array
-    sums: Array | None
-    slot: Array | None
+    x: Float[Array, "rows width"]
+    sums: Float[Array, "splits capacity width"] | None
+    slot: Int[Array, " rows"] | None
 
 
-class _Entered(NamedTuple):
-    """The residual stream, and what the next product takes: packed and normed rows, their number, every row's slot and source, flags."""
+class _Packed(NamedTuple):
+    """The residual stream, and what the next product takes: the packed rows, normed, and their number.
 
-    x: Array
-    normed: Array
-    count: Array
-    slot: Array | None
-    source: Array | None
-    flags: Array
+    `flags` marks the rows that were packed; every row has its slot among them and its source (None: all rows are computed).
+    """
+
+    x: Float[Array, "rows width"]
+    normed: Float[Array, "rows width"]
+    count: Int[Array, "1"]
+    slot: Int[Array, " rows"] | None
+    source: Int[Array, " rows"] | None
+    flags: Int[Array, " padded_rows"]
 
 
 class _Rows(NamedTuple):
-    """What the rows of a check are, the same for all layers: the first `here` are there, and `flags` marks them."""
+    """The rows of a check, the same for all layers: the first `count` exist, and `flags` marks them."""
 
     listed: Listed
     fold: FoldConfig | None
-    here: Int[Array, "1"]
+    count: Int[Array, "1"]
     flags: Int[Array, " padded_rows"]
     reference: Int[Array, " rows"]
     need: Int[Array, " rows"]
@@ -86,23 +95,24 @@ class _Rows(NamedTuple):
     @classmethod
     def of(cls, listed: Listed, fold: FoldConfig | None) -> Self:
         """The rows of the listed branches."""
-        here = listed.front.count * listed.tokens.shape[1]
-        flags = (jnp.arange(-(-listed.tokens.size // LANES) * LANES, dtype=jnp.int32) < here).astype(jnp.int32)
+        count = listed.partition.count * listed.tokens.shape[1]
+        flags = (jnp.arange(-(-listed.tokens.size // LANES) * LANES, dtype=jnp.int32) < count).astype(jnp.int32)
         revealed = listed.tokens != listed.tokens[listed.parent]
-        return cls(listed, fold, here, flags, *needs(listed.parent, revealed, fold is not None and fold.force_revealed))
+        return cls(listed, fold, count, flags, *needs(listed.parent, revealed, fold is not None and fold.force_revealed))
 
-    def enter(self, pending: _Pending, at: Norm, flags: Array, gated: bool) -> _Entered:
+    def advance(self, pending: _Pending, at: Norm, flags: Array, gated: bool) -> _Packed:
         """Adds what is pending; then norms the rows, all of them or, folding, those that a gate (or `flags`) names."""
         if self.fold is None:
             x, sums, slot = pending
-            x, normed = (x, norm(x, at)) if sums is None else advance_norm(x, sums, slot, self.here, at)
-            return _Entered(x, normed, self.here, None, None, flags)
+            x, normed = (x, norm(x, at)) if sums is None else advance_norm(x, sums, slot, self.count, at)
+            return _Packed(x, normed, self.count, None, None, flags)
         x, tau = pending.x, jnp.full((1,), self.fold.tau, jnp.float32)
         if gated or pending.sums is not None:
             need = self.need if gated else jnp.full_like(self.need, NEVER)
-            x, found = gate(*pending, self.reference, need, self.here, tau)
+            x, found = gate(*pending, self.reference, need, self.count, tau)
             flags = found if gated else flags
-        return _Entered(x, *pack(x, flags, self.listed.parent, self.here, at), flags)
+        normed, count, slot, source = pack(x, flags, self.listed.parent, self.count, at)
+        return _Packed(x, normed, count, slot, source, flags)
 
 
 def check(
@@ -112,13 +122,14 @@ def check(
 
     Raises NotImplementedError for sizes, types or options that the kernels do not have.
     """
-    if reason := lacking(params, model, branches.tokens.shape[2], fold):
+    if reason := unmet_demand(params, model, branches.tokens.shape[2], fold):
         raise NotImplementedError(reason)
     listed = Listed.of(branches)
     rows, (entries, block) = _Rows.of(listed, fold), listed.tokens.shape
-    turns = _turns((listed.start[:, None] + jnp.arange(block, dtype=jnp.int32)).reshape(-1), model)
-    whole, twice = fold is None or fold.scope == "layer", fold is not None and (fold.gates == 2 or fold.scope == "ffn")
-    spots = listed.sequence, prefix, branches.causal, listed.context, listed.front.count
+    rotated = rotary((listed.start[:, None] + jnp.arange(block, dtype=jnp.int32)).reshape(-1), model)
+    first_gate = fold is None or fold.scope == "layer"
+    second_gate = fold is not None and (fold.gates == 2 or fold.scope == "ffn")
+    seen = listed.sequence, prefix, branches.causal, listed.context, listed.partition.count
 
     def norm_of(weight: Array) -> Norm:
         return Norm(pad(weight, 0, LANES), model.norm_eps, model.dim)
@@ -127,43 +138,44 @@ def check(
     pending = _Pending(pad(embed(params, listed.tokens).reshape(entries * block, -1), 1, LANES), None, None)
     kv, computed = [], []
     for n, layer in enumerate(layers):
-        first = rows.enter(pending, norm_of(layer["attn_norm"]), rows.flags, whole)
-        qkv = _attention_inputs(layer, first, rows.here, turns, model).reshape(entries, block, -1, model.head_dim)
-        o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), *spots, model.heads)
+        first = rows.advance(pending, norm_of(layer["attn_norm"]), rows.flags, first_gate)
+        qkv = _attention_inputs(layer, first, rows.count, rotated, model).reshape(entries, block, -1, model.head_dim)
+        o = branch_attention(qkv, *cache, jnp.full((1,), n, jnp.int32), *seen, model.heads)
         o = o.reshape(entries * block, -1)
         if fold is not None and not fold.correction:
             o = o[first.source]
-        sums = linear(o, layer["o"], rows.here)
-        second = rows.enter(_Pending(first.x, sums, None), norm_of(layer["ffn_norm"]), first.flags, twice)
+        sums = linear(o, layer["o"], rows.count)
+        second = rows.advance(_Pending(first.x, sums, None), norm_of(layer["ffn_norm"]), first.flags, second_gate)
         hidden = silu_pair(second.normed, layer["gate_up"], second.count)
         pending = _Pending(second.x, linear(hidden, layer["down"], second.count), second.slot)
-        kv.append(tuple(jnp.split(qkv, [model.heads + n * model.kv_heads for n in range(3)], axis=2)[1:3]))
+        _, k, v, *_ = jnp.split(qkv, [model.heads + n * model.kv_heads for n in range(3)], axis=2)
+        kv.append((k, v))
         computed.append(jnp.stack([first.flags, second.flags])[:, : entries * block].reshape(2, entries, block))
-    _, normed = advance_norm(*pending, rows.here, norm_of(params["norm"]))
+    _, normed = advance_norm(*pending, rows.count, norm_of(params["norm"]))
     return _checked(branches, listed, normed[:, : model.dim].reshape(entries, block, -1), kv, jnp.stack(computed))
 
 
 def _checked(
-    branches: Branches, listed: Listed, hidden: Array, kv: list[tuple[Array, Array]], computed: Int[Array, "layers two branch block"]
+    branches: Branches, listed: Listed, hidden: Array, kv: list[KeyValue], computed: Int[Array, "layers two branch block"]
 ) -> Checked:
     """The results, branches still where they stand in the list; numbers of computed rows by sequence."""
-    place = listed.front.place.reshape(branches.valid.shape)
-    number = jnp.sum(computed, axis=3, dtype=jnp.int32)[:, :, place]  # [layers, 2, batch, branch]
+    entry = listed.partition.inverse.reshape(branches.valid.shape)
+    number = jnp.sum(computed, axis=3, dtype=jnp.int32)[:, :, entry]  # [layers, 2, batch, branch]
     drafts = jnp.sum(jnp.where(branches.drafts(), number, 0), axis=-1)
     folded = branches.valid & jnp.any(number < hidden.shape[1], axis=(0, 1))
 
     def spread(x: Array) -> Array:
         return x.reshape(*branches.valid.shape, *x.shape[1:])
 
-    kv = tuple((spread(k), spread(v)) for k, v in kv)
-    return Checked(spread(hidden), kv, jnp.moveaxis(drafts, 2, 0), folded, place)
+    keys_values = tuple((spread(k), spread(v)) for k, v in kv)
+    return Checked(spread(hidden), keys_values, jnp.moveaxis(drafts, 2, 0), folded, entry)
 
 
-def _turns(positions: Int[Array, " rows"], model: ModelConfig) -> Turns:
+def rotary(positions: Int[Array, " rows"], model: ModelConfig) -> Rotary:
     """The rotary embedding of rows at these positions."""
     angles = positions[:, None].astype(jnp.float32) * jnp.asarray(model.inv_freq, jnp.float32)
     scale = jnp.float32(model.rope_scale)
-    return Turns(jnp.cos(angles) * scale, jnp.sin(angles) * scale, query_scale(positions, model) if model.query_scale_beta else None)
+    return Rotary(jnp.cos(angles) * scale, jnp.sin(angles) * scale, query_scale(positions, model) if model.query_scale_beta else None)
 
 
 def _padded(layer: Params, model: ModelConfig) -> Params:
@@ -174,14 +186,14 @@ def _padded(layer: Params, model: ModelConfig) -> Params:
 
 
 def _attention_inputs(
-    layer: Params, entered: _Entered, here: Array, turns: Turns, model: ModelConfig
+    layer: Params, packed: _Packed, row_count: Int[Array, "1"], rotated: Rotary, model: ModelConfig
 ) -> Float[Array, "rows all_heads head_dim"]:
     """Query, key and value heads of every row."""
     return attention_inputs(
-        linear(entered.normed, layer["qkv"], entered.count),
-        entered.slot,
-        here,
-        turns,
+        linear(packed.normed, layer["qkv"], packed.count),
+        packed.slot,
+        row_count,
+        rotated,
         layer["qkv_bias"] if model.qkv_bias else None,
         layer["q_norm"] if model.qk_norm else None,
         layer["k_norm"] if model.qk_norm else None,
@@ -189,5 +201,5 @@ def _attention_inputs(
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         eps=model.norm_eps,
-        dtype=entered.normed.dtype,
+        dtype=packed.normed.dtype,
     )

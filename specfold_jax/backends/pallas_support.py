@@ -10,7 +10,7 @@ from kernels_pallas.tiles import DEPTH
 from specfold_jax.config import FoldConfig, ModelConfig
 
 
-def lacking(params: Any, model: ModelConfig, block: int, fold: FoldConfig | None = None, ranks: int = 1) -> str | None:
+def unmet_demand(params: Any, model: ModelConfig, block: int, fold: FoldConfig | None = None, ranks: int = 1) -> str | None:
     """Why the kernels cannot run a decode with blocks of so many positions that keeps so many tokens a position; None where they can.
 
     Devices apart (`launch.no_hopper`). Shapes and types alone are read, so that parameters may be traced, or `jax.ShapeDtypeStruct`s.
