@@ -6,13 +6,16 @@ over its own branch's keys (the correction). Carrying the running maximum, sum a
 log-sum-exp would, and gives the same bits whether a block is read from the cache or from this call.
 """
 
+# Triton compiles kernels from their text: to a type checker, tl.sum may give a tuple.
+# pyright: reportOperatorIssue=false
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels_triton.arguments import require, require_head_dim, require_main
 from kernels_triton.numerics import dot, narrow
-from kernels_triton.tiles import padded
+from kernels_triton.tiles import constants, padded
 
 STAGES = 3
 LONGEST_BLOCK = 128
@@ -58,21 +61,22 @@ def branch_attention(
     o = torch.empty_like(q)
     sizes = (branches, block, head_dim**-0.5)
     tile_rows, warps = (16, 8) if q.dtype == torch.float32 else (64, 4)
-    tile = {
-        "HEADS": heads,
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "LANES": padded(head_dim),
-        "ROWS": tile_rows,
-        "KEYS": padded(block),
-        "num_warps": warps,
-        "num_stages": STAGES,
-    }
+    tile = constants(
+        HEADS=heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        LANES=padded(head_dim),
+        ROWS=tile_rows,
+        KEYS=padded(block),
+        num_warps=warps,
+        num_stages=STAGES,
+    )
+    k_strides, v_strides = ((x.stride(0), x.stride(1), x.stride(2)) for x in (k_prefix, v_prefix))
     _prefix[triton.cdiv(rows * group, tile_rows), kv_heads, batch](
-        *(q, source, k_prefix, v_prefix, prefix, top, total, out, *sizes, *k_prefix.stride()[:3], *v_prefix.stride()[:3]), **tile
+        *(q, source, k_prefix, v_prefix, prefix, top, total, out, *sizes, *k_strides, *v_strides), **tile
     )
     _block[triton.cdiv(block * group, tile_rows), branches * kv_heads, batch](
-        *(q, k, v, source, causal, context, top, total, out, o, *sizes), HAS_CONTEXT=context is not None, **tile
+        *(q, k, v, source, causal, context, top, total, out, o, *sizes), **constants(HAS_CONTEXT=context is not None), **tile
     )
     return o
 

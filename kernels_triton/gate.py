@@ -1,5 +1,8 @@
 """The gate: which rows to compute, and which branch the others take their values from, in one pass over the hidden states."""
 
+# Triton compiles kernels from their text: to a type checker, tl.static_range is no iterable and tl.sum may give a tuple.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+
 from typing import Literal
 
 import torch
@@ -7,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels_triton.arguments import require, require_main
-from kernels_triton.tiles import padded
+from kernels_triton.tiles import constants, padded
 
 BRANCH_TILE, DEPTH = 8, 512
 
@@ -41,13 +44,15 @@ def gate(
     source = torch.empty(revealed.shape, dtype=torch.int32, device=x.device)
     _gate[block, batch](
         *(x, parent, revealed, valid, computed, source, float(tau), branches, block, dim),
-        FORCE=force_revealed,
-        BY_SOURCE=reference == "source",
-        BRANCHES=padded(branches, 1),
-        ROUNDS=max(branches - 1, 1).bit_length(),
-        TILE=BRANCH_TILE,
-        DEPTH=DEPTH,
-        num_warps=4,
+        **constants(
+            FORCE=force_revealed,
+            BY_SOURCE=reference == "source",
+            BRANCHES=padded(branches, 1),
+            ROUNDS=max(branches - 1, 1).bit_length(),
+            TILE=BRANCH_TILE,
+            DEPTH=DEPTH,
+            num_warps=4,
+        ),
     )
     return computed, source
 

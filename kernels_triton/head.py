@@ -4,6 +4,9 @@ The first kernel turns each tile of logits into its best candidates and a sum ov
 the best entry and are never subtracted from, so that log-odds do not saturate. At temperatures above 0 the noise is drawn in the kernel.
 """
 
+# Triton compiles kernels from their text: to a type checker, tl.static_range is no iterable and tl.max may give a tuple.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+
 import torch
 import triton
 import triton.language as tl
@@ -11,7 +14,7 @@ import triton.language as tl
 from kernels_triton.arguments import require, require_main
 from kernels_triton.noise import gumbel
 from kernels_triton.numerics import dot, load_weight
-from kernels_triton.tiles import padded, product_tile
+from kernels_triton.tiles import constants, padded, product_tile
 
 
 def head(
@@ -47,24 +50,28 @@ def head(
     token = torch.empty(rows, kept, tiles, dtype=torch.int32, device=device)
     _logits[triton.cdiv(rows, tile.rows), tiles](
         *(hidden, weight, seed, position, step, float(temperature), score, token, rest, rows, dim, vocab, mask_id),
-        WARM=temperature > 0,
-        KEPT=kept,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth,
-        num_warps=8,
-        num_stages=tile.stages,
+        **constants(
+            WARM=temperature > 0,
+            KEPT=kept,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            DEPTH=tile.depth,
+            num_warps=8,
+            num_stages=tile.stages,
+        ),
     )
     tokens = torch.empty(rows, ranks, dtype=torch.int32, device=device)
     odds, gap = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
     _merge[(rows,)](
         *(score, token, rest, tokens, odds, gap, tiles, vocab),
-        RANKS=ranks,
-        KEPT=kept,
-        COLUMNS=tile.columns,
-        TILES=padded(tiles, 2),
-        CANDIDATES=padded(kept * tiles),
-        num_warps=8,
+        **constants(
+            RANKS=ranks,
+            KEPT=kept,
+            COLUMNS=tile.columns,
+            TILES=padded(tiles, 2),
+            CANDIDATES=padded(kept * tiles),
+            num_warps=8,
+        ),
     )
     return tokens, odds, gap
 

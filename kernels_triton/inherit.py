@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels_triton.arguments import require, require_main
 from kernels_triton.numerics import narrow
+from kernels_triton.tiles import constants
 
 DEPTH = 1024
 
@@ -18,7 +19,7 @@ def add_inherited(x: torch.Tensor, update: torch.Tensor, source: torch.Tensor) -
     batch, branches, block, dim = x.shape
     out = torch.empty_like(x)
     _add_inherited[batch * branches * block, triton.cdiv(dim, DEPTH)](
-        x, update, source, out, branches, block, dim, DEPTH=DEPTH, num_warps=4
+        x, update, source, out, branches, block, dim, **constants(DEPTH=DEPTH, num_warps=4)
     )
     return out
 

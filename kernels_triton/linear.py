@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels_triton.arguments import require, require_main, require_packed
 from kernels_triton.numerics import dot, load_weight, narrow
-from kernels_triton.tiles import product_tile
+from kernels_triton.tiles import constants, product_tile
 
 
 def packed_linear(
@@ -28,12 +28,14 @@ def packed_linear(
     tile = product_tile(columns, x.dtype)
     _linear[triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)](
         *(x, *packed, weight, residual, y, dim, columns),
-        HAS_RESIDUAL=residual is not None,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **constants(
+            HAS_RESIDUAL=residual is not None,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            DEPTH=tile.depth,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        ),
     )
     return y
 

@@ -1,11 +1,14 @@
 """Counter-based sampling noise: Threefry-2x32, 20 rounds (Salmon et al., SC 2011), drawn where it is used."""
 
+# Triton compiles kernels from their text: to a type checker, a number is no tl.constexpr.
+# pyright: reportArgumentType=false
+
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _turns(x0, x1, first: tl.constexpr, second: tl.constexpr, third: tl.constexpr, fourth: tl.constexpr):
+def _rotations(x0, x1, first: tl.constexpr, second: tl.constexpr, third: tl.constexpr, fourth: tl.constexpr):
     x0 = x0 + x1
     x1 = ((x1 << first) | (x1 >> (32 - first))) ^ x0
     x0 = x0 + x1
@@ -22,11 +25,11 @@ def threefry(key0, key1, counter0, counter1):
     """Two uint32 words for every element of the broadcast uint32 arguments."""
     key2 = key0 ^ key1 ^ 0x1BD11BDA
     x0, x1 = counter0 + key0, counter1 + key1
-    x0, x1 = _turns(x0, x1, 13, 15, 26, 6)
-    x0, x1 = _turns(x0 + key1, x1 + key2 + 1, 17, 29, 16, 24)
-    x0, x1 = _turns(x0 + key2, x1 + key0 + 2, 13, 15, 26, 6)
-    x0, x1 = _turns(x0 + key0, x1 + key1 + 3, 17, 29, 16, 24)
-    x0, x1 = _turns(x0 + key1, x1 + key2 + 4, 13, 15, 26, 6)
+    x0, x1 = _rotations(x0, x1, 13, 15, 26, 6)
+    x0, x1 = _rotations(x0 + key1, x1 + key2 + 1, 17, 29, 16, 24)
+    x0, x1 = _rotations(x0 + key2, x1 + key0 + 2, 13, 15, 26, 6)
+    x0, x1 = _rotations(x0 + key0, x1 + key1 + 3, 17, 29, 16, 24)
+    x0, x1 = _rotations(x0 + key1, x1 + key2 + 4, 13, 15, 26, 6)
     return x0 + key2, x1 + key0 + 5
 
 

@@ -6,8 +6,9 @@ matrix units. Accumulators are fp32 everywhere.
 
 import triton
 import triton.language as tl
+from triton import knobs
 
-INTERPRET = tl.constexpr(bool(triton.knobs.runtime.interpret))
+INTERPRET = tl.constexpr(bool(knobs.runtime.interpret))
 
 
 @triton.jit

@@ -1,10 +1,14 @@
 """The row list: flat numbers of the computed rows, in ascending order, with their count left on the device."""
 
+# Triton compiles kernels from their text: to a type checker, tl.sum may give a tuple.
+# pyright: reportOperatorIssue=false
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels_triton.arguments import require, require_device
+from kernels_triton.tiles import constants
 
 TILE = 1024
 
@@ -18,7 +22,7 @@ def pack(computed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError(f"computed must have at least one row, not shape {list(computed.shape)}")
     index = torch.empty(rows, dtype=torch.int32, device=computed.device)
     count = torch.empty((), dtype=torch.int32, device=computed.device)
-    _pack[(triton.cdiv(rows, TILE),)](computed, index, count, rows, TILE=TILE, num_warps=4)
+    _pack[(triton.cdiv(rows, TILE),)](computed, index, count, rows, **constants(TILE=TILE, num_warps=4))
     return index, count
 
 

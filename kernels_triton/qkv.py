@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels_triton.arguments import require, require_head_dim, require_main, require_packed
 from kernels_triton.numerics import dot, inverse_rms, load_normed, load_weight, narrow
-from kernels_triton.tiles import padded, product_tile
+from kernels_triton.tiles import constants, padded, product_tile
 
 
 def packed_qkv(
@@ -58,17 +58,19 @@ def packed_qkv(
     _qkv[triton.cdiv(rows, tile.rows), heads + 2 * kv_heads](
         *(x, *packed, norm, weight, bias, q_norm, k_norm, positions, inv_freq, q, k, v, dim, eps),
         *(float(rope_scale), float(query_scale_beta), query_scale_length),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HALF=head_dim // 2,
-        HAS_BIAS=bias is not None,
-        HAS_QK_NORM=q_norm is not None,
-        HAS_QUERY_SCALE=query_scale_beta != 0,
-        HALF_TILE=padded(head_dim // 2),
-        ROWS=tile.rows,
-        DEPTH=min(tile.depth, 64),  # two accumulators
-        num_warps=tile.warps,
-        num_stages=3,
+        **constants(
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            HALF=head_dim // 2,
+            HAS_BIAS=bias is not None,
+            HAS_QK_NORM=q_norm is not None,
+            HAS_QUERY_SCALE=query_scale_beta != 0,
+            HALF_TILE=padded(head_dim // 2),
+            ROWS=tile.rows,
+            DEPTH=min(tile.depth, 64),  # two accumulators
+            num_warps=tile.warps,
+            num_stages=3,
+        ),
     )
     return q, k, v
 

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels_triton.arguments import require, require_main, require_packed
 from kernels_triton.numerics import dot, inverse_rms, load_normed, load_weight, narrow
-from kernels_triton.tiles import product_tile
+from kernels_triton.tiles import constants, product_tile
 
 
 def packed_silu_pair(
@@ -29,11 +29,13 @@ def packed_silu_pair(
     width = max(tile.columns // 2, 32)  # two accumulators
     _silu_pair[triton.cdiv(rows, tile.rows), triton.cdiv(hidden, width)](
         *(x, *packed, norm, weight, h, dim, hidden, eps),
-        ROWS=tile.rows,
-        COLUMNS=width,
-        DEPTH=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **constants(
+            ROWS=tile.rows,
+            COLUMNS=width,
+            DEPTH=tile.depth,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        ),
     )
     return h
 

@@ -1,6 +1,6 @@
 """Tile sizes. They follow from widths and dtype alone, never from the number of rows: a row's sums keep one order in every call."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,6 +23,11 @@ def product_tile(columns: int, dtype: torch.dtype) -> Tile:
     if columns < 8192:
         return Tile(rows=64, columns=32, depth=128, warps=4, stages=4)
     return Tile(rows=64, columns=128, depth=64, warps=4, stages=4)
+
+
+def constants(**named: Any) -> dict[str, Any]:
+    """What a launch fixes: a kernel's `tl.constexpr` arguments, given as plain numbers, and Triton's options, which no signature names."""
+    return named
 
 
 def padded(size: int, least: int = 16) -> int:

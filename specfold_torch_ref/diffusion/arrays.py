@@ -1,6 +1,7 @@
 """Arrays with a leading batch axis: each row selects, reads or writes at a place of its own."""
 
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Protocol, Self
 
 import torch
 from jaxtyping import Bool, Int
@@ -18,6 +19,14 @@ def of_branch(x: Tensor, branch: Int[Tensor, " batch"]) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device), branch.to(x.device)]
 
 
-def where_row[T: NamedTuple](condition: Bool[Tensor, " batch"], new: T, old: T) -> T:
+class TensorTuple(Protocol):
+    """A named tuple of tensors."""
+
+    def __iter__(self) -> Iterator[Tensor]: ...
+    @classmethod
+    def _make(cls, iterable: Iterable[Tensor], /) -> Self: ...
+
+
+def where_row[T: TensorTuple](condition: Bool[Tensor, " batch"], new: T, old: T) -> T:
     """Row-wise select over tuples of tensors with a leading batch axis."""
-    return type(old)(*(torch.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b) for a, b in zip(new, old, strict=True)))
+    return old._make(torch.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b) for a, b in zip(new, old, strict=True))

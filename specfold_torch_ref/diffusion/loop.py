@@ -5,6 +5,8 @@ rule through the branches as long as a branch equals the state it leads to, and 
 its own block, phase, length and stop.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -60,15 +62,10 @@ def begin(
     )
     if model.draws_first_token:
         last = of_branch(hidden, (start - 1).clamp(min=0))
-        drawn = head(
-            last,
-            head_weight(params),
-            *(x.int().to(last.device) for x in (row.seed, start, zeros)),
-            float(np.asarray(decode.temperature)),
-            model.mask_id,
-            1,
-            impl=impl,
-        ).tokens[:, 0]
+        seed, position, step = (x.int().to(last.device) for x in (row.seed, start, zeros))
+        temperature = float(np.asarray(decode.temperature))
+        ranked = head(last, head_weight(params), seed, position, step, temperature, model.mask_id, 1, impl=impl)
+        drawn = ranked.tokens[:, 0]
         row.canvas[:, 0] = torch.where(start == lengths, drawn.long().cpu(), row.canvas[:, 0])
     over = ends(row, model, decode) if model.stop_rule == "reveal" else torch.zeros(batch, dtype=torch.bool)
     counts = dict.fromkeys(Stats._fields, zeros) | {
@@ -183,7 +180,8 @@ def _decode(
     impl: Implementation,
 ) -> Decoded:
     prompts, lengths = torch.as_tensor(prompts).cpu(), torch.as_tensor(lengths).cpu()
-    validate(params, prompts.numpy(), lengths.numpy(), model, decode, graph, fold)
+    arrays: tuple[Any, Any] = prompts.numpy(), lengths.numpy()  # to be read, which NumPy's arrays are as well as JAX's
+    validate(params, *arrays, model, decode, graph, fold)
     if decode.impl != "auto":
         raise ValueError(f"DecodeConfig(impl={decode.impl!r}) is for JAX; here impl is an argument of the decode functions: {impl!r}")
     require_fitting(params, model)

@@ -30,7 +30,12 @@ class Branches(NamedTuple):
 
     def to(self, device: torch.device) -> "Branches":
         """The same branches on a device, numbers as int32."""
-        return Branches(*(x if x is None else x.to(device, torch.bool if x.dtype == torch.bool else torch.int32) for x in self))
+
+        def moved(x: Tensor) -> Tensor:
+            return x.to(device, torch.bool if x.dtype == torch.bool else torch.int32)
+
+        tokens, valid, parent, start, causal = (moved(x) for x in (self.tokens, self.valid, self.parent, self.start, self.causal))
+        return Branches(tokens, valid, parent, start, causal, None if self.context is None else moved(self.context))
 
     def starts(self) -> Int[Tensor, "batch branch"]:
         """Absolute position of each branch's block."""

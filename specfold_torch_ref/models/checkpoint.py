@@ -31,7 +31,7 @@ def load(
     folder = resolve_folder(path)
     model = read_model(folder, mask_id, stop_ids)
     table, empty = name_table(model), {"dtype": getattr(torch, dtype), "device": device}
-    params = {name: torch.empty(shape, **empty) for name, shape in shapes(model).items() if name != "layers"}
+    params: Params = {name: torch.empty(shape, **empty) for name, shape in shapes(model).items() if name != "layers"}
     params["layers"] = [{name: torch.empty(shape, **empty) for name, shape in layer.items()} for layer in shapes(model)["layers"]]
     files, missing, problems = sorted(folder.glob("*.safetensors")), set(table), []
     if not files:

@@ -5,7 +5,7 @@ residual comparisons and accumulators are fp32.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -98,7 +98,7 @@ def attention(
     top = torch.stack([torch.amax(s, dim=-1) for s in scores]).amax(dim=0)[..., None]
     top = torch.where(torch.isfinite(top), top, 0)
     weights = [torch.exp(s - top) for s in scores]
-    total = sum(torch.sum(w, dim=-1) for w in weights)
+    total = reduce(torch.add, (torch.sum(w, dim=-1) for w in weights))
     out = torch.zeros_like(grouped)
     for (_, value, _), weight in zip(segments, weights, strict=True):
         values = "bskd" if value.ndim == 4 else "bnskd"
