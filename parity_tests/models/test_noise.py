@@ -1,21 +1,69 @@
-"""Counter-based noise: known answers of the generator, Gumbel statistics, and independence of who asks."""
+"""Counter-based noise: known answers of all four generators, Gumbel statistics, and independence of who asks."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import triton
+import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.random import threefry_2x32
 
+from kernels_pallas import noise as pallas_noise
+from kernels_triton.noise import threefry as triton_threefry
+from parity_tests.harness.devices import DEVICE
+from specfold_jax.models import noise as jax_noise
 from specfold_jax.models import sampling
 from specfold_jax.models.noise import gumbel, threefry
+from specfold_torch_ref.models import noise as torch_noise
 
 WORD = st.integers(0, 2**32 - 1)
 noise = jax.jit(gumbel, static_argnums=3)
 
 
+@triton.jit
+def _triton_words(words, out):
+    """From int32 `words` [4, n], two keys and two counters, to `out` [2, n]."""
+    n, number = tl.program_id(0), tl.num_programs(0)
+    key0, key1 = tl.load(words + n).to(tl.uint32), tl.load(words + number + n).to(tl.uint32)
+    counter0, counter1 = tl.load(words + 2 * number + n).to(tl.uint32), tl.load(words + 3 * number + n).to(tl.uint32)
+    first, second = triton_threefry(key0, key1, counter0, counter1)
+    tl.store(out + n, first.to(tl.int32))
+    tl.store(out + number + n, second.to(tl.int32))
+
+
+def jax_words(words: np.ndarray) -> np.ndarray:
+    return np.stack(jax_noise.threefry(*jnp.asarray(words)))
+
+
+def pallas_words(words: np.ndarray) -> np.ndarray:
+    return np.stack(pallas_noise.threefry(*jnp.asarray(words)))
+
+
+def torch_words(words: np.ndarray) -> np.ndarray:
+    return torch.stack(torch_noise.threefry(*torch.from_numpy(words.astype(np.int64)))).numpy().astype(np.uint32)
+
+
+def triton_words(words: np.ndarray) -> np.ndarray:
+    out = torch.empty((2, words.shape[1]), dtype=torch.int32, device=DEVICE)
+    _triton_words[(words.shape[1],)](torch.from_numpy(words.view(np.int32)).to(DEVICE), out)
+    return out.cpu().numpy().view(np.uint32)
+
+
+GENERATORS = {
+    "jax": jax_words,
+    "torch": torch_words,
+    "pallas": pallas_words,
+    "triton": pytest.param(triton_words, marks=[pytest.mark.gpu] if DEVICE.type == "cuda" else []),
+}
+"""Each maps uint32 [4, n], two keys and two counters, to [2, n]. Four copies, because a kernel imports no model and no other package."""
+all_generators = pytest.mark.parametrize("generator", GENERATORS.values(), ids=GENERATORS)
+
+
 # Known answers published with Random123 (threefry2x32, 20 rounds): counter, key, output.
+@all_generators
 @pytest.mark.parametrize(
     ("counter", "key", "output"),
     [
@@ -24,9 +72,23 @@ noise = jax.jit(gumbel, static_argnums=3)
         ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
     ],
 )
-def test_known_answers(counter, key, output):
-    words = threefry(*(jnp.uint32(word) for word in (*key, *counter)))
-    assert tuple(map(int, words)) == output
+def test_known_answers(generator, counter, key, output):
+    words = generator(np.array([*key, *counter], np.uint32)[:, None])
+    assert tuple(words[:, 0].tolist()) == output
+
+
+@all_generators
+def test_all_generators_give_the_same_words(generator):
+    words = np.random.default_rng(0).integers(0, 2**32, (4, 50), np.uint32)
+    np.testing.assert_array_equal(generator(words), jax_words(words))
+
+
+def test_a_kernel_draws_what_the_model_draws():
+    """Seeds, positions and steps at both ends of int32; bit for bit, from the same words."""
+    seed, position, step = jnp.array([[0, -1, 2**31 - 1, -(2**31)], [5, 900, 0, 2**31 - 1], [0, 31, 2, 7]], jnp.int32)[..., None]
+    token = jnp.arange(500, dtype=jnp.int32)
+    draws = [jax.jit(module.draw)(seed, position, step, token) for module in (jax_noise, pallas_noise)]
+    np.testing.assert_array_equal(*draws)
 
 
 @given(key=st.tuples(WORD, WORD), counters=st.lists(st.tuples(WORD, WORD), min_size=4, max_size=4))
