@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are complete or not there."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from typing import Any
 
 
 @contextmanager
-def whole(path: str | os.PathLike) -> Iterator[Path]:
-    """Yields a path to write in place of `path`, which takes its name when the block ends without an error."""
+def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields a path to write to. It takes the name `path` when the block ends without an error, and is deleted otherwise."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -22,7 +22,7 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
 
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Writes text in UTF-8."""
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -32,7 +32,7 @@ def write_json(path: str | os.PathLike, record: Any) -> None:
 
 
 def read_json(path: str | os.PathLike, what: str) -> Any:
-    """Reads JSON. Raises ValueError naming the file, and `what` it must be, if it holds something else; OSError if it cannot be read."""
+    """Reads JSON. Raises OSError if the file cannot be read, and ValueError naming it if it is not JSON. `what`: what it must be."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply

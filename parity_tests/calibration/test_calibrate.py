@@ -8,7 +8,7 @@ import pytest
 
 import specfold_jax as sf
 from parity_tests.harness.laws import GRAPHS, config, lossless, spiffy, vanilla
-from specfold_jax.calibration.records import Records, accepted_depth, chains, hits, record
+from specfold_jax.calibration.records import Records, accepted_depth, chains, hits, record_vanilla
 from specfold_jax.diffusion import draft
 from specfold_jax.diffusion.graph import MadeFor
 
@@ -23,7 +23,7 @@ def run(fast, ragged) -> sf.Decoded:
 
 @pytest.fixture(scope="module")
 def records(fast, ragged) -> Records:
-    return record(fast.params, *ragged, fast.model, config())
+    return record_vanilla(fast.params, *ragged, fast.model, config())
 
 
 def window(canvas: np.ndarray) -> list[int]:

@@ -53,10 +53,20 @@ def test_help_needs_no_jax():
         "assert not {'jax', 'numpy', 'transformers'} & set(sys.modules)"
     )
     folder = Path(sf.__file__).parent
-    for words in (["--help"], ["generate", "--help"], ["verify", "--help"]):
+    for words in (["--help"], ["generate", "--help"], ["verify", "--help"], ["calibrate", "--help"], ["tune", "--help"]):
         done = subprocess.run([sys.executable, "-c", code, folder, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert "specfold generate" in done.stdout or "specfold verify" in done.stdout
+        assert f"specfold {words[0]} [flags]" in done.stdout or words == ["--help"]
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--version", "generate"]])
+def test_version(specfold, words):
+    assert specfold(*words) == (0, f"specfold {sf.__version__}\n", "")
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "specfold_jax", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"specfold {sf.__version__}\n", "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -14,7 +14,7 @@ from parity_tests.harness.checkpoints import Ragged
 from parity_tests.harness.laws import EXACT, FAST, GRAPHS, config, specfold, spiffy, vanilla
 from specfold_jax.diffusion.graph import MadeFor
 from specfold_jax.diffusion.validate import STATUS
-from specfold_jax.tuning import profile
+from specfold_jax.tuning.profile import Profile
 
 GRAPH = GRAPHS["chain and second tokens"]
 NAN, INF = float("nan"), float("inf")
@@ -292,7 +292,7 @@ PROFILE = {
 
 def written(path, where: str | None = None, **changes):
     """A profile's file, with other values in the object `where`."""
-    profile.Profile("specfold", config(), GRAPH, EXACT, MADE, {}, ("note",)).save(path)
+    Profile("specfold", config(), GRAPH, EXACT, MADE, {}, ("note",)).save(path)
     record = json.loads(path.read_text())
     (record if where is None else record[where]).update(changes)
     path.write_text(json.dumps(record))
@@ -301,24 +301,24 @@ def written(path, where: str | None = None, **changes):
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, (_, values) in PROFILE.items() for value in values])
 def test_profiles_with_values_of_the_wrong_kind(name, value, tmp_path):
-    profile.load(written(tmp_path / "p.json"))
+    Profile.load(written(tmp_path / "p.json"))
     with pytest.raises(ValueError, match=rf"p\.json: .*{name}.* must "):
-        profile.load(written(tmp_path / "p.json", PROFILE[name][0], **{name: value}))
+        Profile.load(written(tmp_path / "p.json", PROFILE[name][0], **{name: value}))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 5000, b"[]", b"null"])
 def test_files_that_are_no_profile(content, tmp_path):
     (tmp_path / "p.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"p\.json: (the profile )?must be"):
-        profile.load(tmp_path / "p.json")
+        Profile.load(tmp_path / "p.json")
 
 
 @pytest.mark.parametrize(("name", "value"), [*FOREIGN, ("model", "other")])
 def test_profiles_whose_graph_was_made_for_something_else(name, value, tmp_path):
     made_for = MADE | {"threshold": 0.1, "temperature": 1.0}
-    profile.load(written(tmp_path / "p.json", "graph", made_for=made_for))
+    Profile.load(written(tmp_path / "p.json", "graph", made_for=made_for))
     with pytest.raises(ValueError, match=rf"p\.json: the draft graph was calibrated for {name}="):
-        profile.load(written(tmp_path / "p.json", "graph", made_for=made_for | {name: value}))
+        Profile.load(written(tmp_path / "p.json", "graph", made_for=made_for | {name: value}))
 
 
 @functools.partial(jax.jit, compiler_options=FAST)

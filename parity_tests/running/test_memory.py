@@ -150,7 +150,7 @@ def test_everything_that_decodes_explains_it(fast):
     for module, name, call in (
         (generate, "run", lambda: run_all(params, ids, Decoding(model, DECODE, GRAPH))),
         (tune_measure, "run", lambda: tune_measure.timed(subject, ids, tune_measure.Setting("vanilla"), None)),
-        (stepping, "_begin", lambda: records.record(params, prompts, lengths, model, DECODE)),
+        (stepping, "_begin", lambda: records.record_vanilla(params, prompts, lengths, model, DECODE)),
         (stepping, "_step", lambda: tune_gates.record_gates(params, ids, Decoding(model, DECODE, GRAPH, sf.FoldConfig()))),
         (stepping, "_begin", lambda: verify.replay(params, prompts, lengths, [0], plain)),
         (stepping, "_step", lambda: list(live.frames(params, ids[0], plain))),

@@ -190,8 +190,10 @@ def test_rate():
 def test_config_refuses():
     with pytest.raises(ValueError, match="scan=4 must divide steps=6"):
         dataclasses.replace(TINY, scan=4)
-    with pytest.raises(ValueError, match="'xla' or 'cudnn'"):
+    with pytest.raises(ValueError, match=r"attention='flash' must be one of \('xla', 'cudnn'\)"):
         dataclasses.replace(TINY, attention="flash")
+    with pytest.raises(ValueError, match="layers=0 must be a whole number of at least 1"):
+        dataclasses.replace(TINY, layers=0)
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ from parity_tests.harness.golden_cases import GOLDEN
 from parity_tests.harness.laws import config
 from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.running.batch import batches, run
-from specfold_jax.tuning import profile, report
+from specfold_jax.tuning import report
 from specfold_jax.tuning.graphs import Candidate, candidate, worth_decoding
 from specfold_jax.tuning.measure import Outcome, Setting, Subject, iterations
 from specfold_jax.tuning.plots import draw_all
+from specfold_jax.tuning.profile import Profile, made_for
 from specfold_jax.tuning.search import Search, split, tune
 from specfold_jax.tuning.timing_table import TimingTable
 
@@ -29,9 +30,9 @@ def remembered():
     """All runs here calibrate on the same prompts: graphs are chosen once."""
     known = {}
 
-    def once(records, prompts, model, decode, *settings):
+    def once(records, prompts, subject, *settings):
         if settings not in known:
-            known[settings] = candidate(records, prompts, model, decode, *settings)
+            known[settings] = candidate(records, prompts, subject, *settings)
         return known[settings]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -117,9 +118,9 @@ def test_a_run_measures_and_chooses(tuned, subject, fast, ids):
     assert {o.setting.method for o in result.outcomes} == {"vanilla", "spiffy", "specfold"}
     calibration, held = split(ids, 0)
     assert len(by_key["vanilla"].forwards) == len(held) == len(calibration) == 4
-    share = np.array(result.gates["share"])
+    share = np.array(result.gates.share)
     assert share.shape == (2, 16)
-    assert result.gates["drafts"] > 10
+    assert result.gates.drafts > 10
     assert 0 < share.mean() < 1
     # What was measured is what decoding these prompts does.
     parts = batches(held, 2)
@@ -137,8 +138,8 @@ def test_a_run_measures_and_chooses(tuned, subject, fast, ids):
     chosen = by_key[result.profile.measured["chosen"]["setting"]]
     low = {key: o.rate_interval(2, 0)[0] for key, o in by_key.items() if o.agreement >= 0.995}
     assert low[chosen.setting.key] == max(low.values())
-    p = profile.load(folder / "profile.json", "golden", fast.model)
-    assert forwards(p.method, p.decode, p.graph, p.fold) == chosen.forwards
+    saved = Profile.load(folder / "profile.json", "golden", fast.model)
+    assert forwards(saved.method, saved.decode, saved.graph, saved.fold) == chosen.forwards
 
 
 def test_a_saved_timing_table_makes_it_deterministic(tuned, subject, ids, tmp_path):
@@ -194,7 +195,7 @@ def test_targets_and_prompts_that_are_out_of_reach(subject, ids, tmp_path):
     few = tune(subject, ids[:5], SMALL, tmp_path / "few")
     assert (few.profile.method, few.outcomes) == ("vanilla", [])
     assert "too few prompts" in few.profile.notes[0]
-    assert profile.load(tmp_path / "few" / "profile.json").method == "vanilla"
+    assert Profile.load(tmp_path / "few" / "profile.json").method == "vanilla"
     loose = replace(SMALL, taus=(0.8,), guards=(0.0,), agreement=1.0)
     result = tune(subject, ids, loose, tmp_path / "loose")
     assert max(o.agreement for o in result.outcomes if o.setting.method == "specfold") < 1
@@ -208,13 +209,15 @@ def test_targets_and_prompts_that_are_out_of_reach(subject, ids, tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"drafts": (0,)}, "drafts="),
-        ({"taus": ()}, "taus="),
-        ({"guards": (-1.0,)}, "guards="),
-        ({"sources": ("magic",)}, "sources="),
-        ({"reaches": (0,)}, "reaches="),
-        ({"agreement": 1.5}, "agreement=1.5"),
-        ({"seed": -1}, "seed=-1"),
+        ({"drafts": (0,)}, r"drafts\[0\]=0 must be a whole number of at least 1"),
+        ({"taus": ()}, r"taus=\(\) must be a list of at least 1 value$"),
+        ({"taus": (np.nan,)}, r"taus\[0\]=nan must be a number of at least 0"),
+        ({"guards": (0.5, -1.0)}, r"guards\[1\]=-1.0 must be a number of at least 0"),
+        ({"sources": ("magic",)}, r"sources\[0\]='magic' must be one of \('ranks', 'confidence', 'union'\)"),
+        ({"reaches": (0,)}, r"reaches\[0\]=0 must be a whole number of at least 1"),
+        ({"agreement": 1.5}, r"agreement=1.5 must be a number in \[0, 1\]"),
+        ({"agreement": 0}, "agreement=0 must be a share above 0"),
+        ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
     ],
 )
 def test_search_errors(values, message):
@@ -235,9 +238,9 @@ GRAPH = sf.DraftGraph.from_sets([frozenset({(0, 0)})], [1], thetas=[(-np.inf, 0)
 )
 def test_profiles_survive_a_file(method, graph, fold, fast, tmp_path):
     decode = sf.DecodeConfig(threshold=0.8, seed=5, share=False, stop_ids=(1, 2))
-    made = profile.Profile(method, decode, graph, fold, profile.made_for("m", fast.model, decode), {"x": 1}, ("note",))
+    made = Profile(method, decode, graph, fold, made_for("m", fast.model, decode), {"x": 1}, ("note",))
     made.save(tmp_path / "p.json")
-    back = profile.load(tmp_path / "p.json", "m", fast.model)
+    back = Profile.load(tmp_path / "p.json", "m", fast.model)
     assert (back.method, back.decode, back.fold, back.notes, back.measured) == (method, decode, fold, ("note",), {"x": 1})
     assert jax.tree.structure(back.graph) == jax.tree.structure(graph)
     jax.tree.map(np.testing.assert_array_equal, back.graph, graph)
@@ -245,13 +248,13 @@ def test_profiles_survive_a_file(method, graph, fold, fast, tmp_path):
 
 def test_profiles_made_for_something_else_are_refused(fast, tmp_path):
     decode, path = config(), tmp_path / "p.json"
-    profile.Profile("spiffy", decode, GRAPH, None, profile.made_for("m", fast.model, decode), {}).save(path)
+    Profile("spiffy", decode, GRAPH, None, made_for("m", fast.model, decode), {}).save(path)
     with pytest.raises(ValueError, match=r"p.json: the profile was made for model='m' \(here 'n'\)"):
-        profile.load(path, "n", fast.model)
+        Profile.load(path, "n", fast.model)
     with pytest.raises(ValueError, match=r"vocab=320 \(here 400\)"):
-        profile.load(path, "m", replace(fast.model, vocab=400))
+        Profile.load(path, "m", replace(fast.model, vocab=400))
     with pytest.raises(ValueError, match=r"block=16 \(here 32\), sub_block=8 \(here 4\)"):
-        profile.load(path).check("m", fast.model, 32, 4)
+        Profile.load(path).require_made_for("m", fast.model, 32, 4)
     record = json.loads(path.read_text())
     for change, message in (
         ({"method": "magic"}, "method='magic'"),
@@ -263,7 +266,7 @@ def test_profiles_made_for_something_else_are_refused(fast, tmp_path):
     ):
         path.write_text(json.dumps(record | change))
         with pytest.raises(ValueError, match=f"p.json: .*{message}"):
-            profile.load(path)
+            Profile.load(path)
 
 
 def words_of(prompts, tmp_path):
@@ -300,7 +303,7 @@ def test_the_command_line_tunes_and_uses_a_profile(specfold, ids, tmp_path):
     for flags, message in (
         (["--drafts", "a"], "'a' must be numbers separated by commas"),
         (["--agreement", "2"], "agreement=2.0"),
-        (["--sources", "magic"], "sources=('magic',)"),
+        (["--sources", "magic"], "sources[0]='magic'"),
     ):
         status, _, err = specfold("tune", *model, "--file", file, "--out", tmp_path / "new", *flags)
         assert (status, message in err) == (2, True), err

@@ -1,20 +1,21 @@
-"""Choosing a number of things by an integer program, of which `rank_nodes` and `cover` each write one."""
+"""Choosing some of many things by an integer program. `rank_nodes` and `cover` each write one."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 Need = tuple[int, Sequence[int]]
-"""A variable, and others of whose sum it is no more."""
+"""A variable, and others. It is at most their sum: it needs one of them."""
 
 
-def choose(size: int, gains: Sequence[int], more: Sequence[int], needs: Iterable[Need], seconds: float = np.inf) -> frozenset[int]:
-    """At most `size` things, of greatest gain: variables that are 0 or 1, with whole-numbered `gains`; ties go to earlier ones.
+def best_subset(size: int, gains: Sequence[int], more: Sequence[int], needs: Iterable[Need], seconds: float = np.inf) -> frozenset[int]:
+    """At most `size` things whose summed gain is greatest; of equal sums the one with earlier things.
 
-    `more`: gains of variables behind them, between 0 and 1. Solved exactly, or the best found within `seconds`; RuntimeError if there is
-    none.
+    Variable n < len(gains) is thing n: 1 if it is chosen, else 0. It gains `gains[n]`, a whole number. The variables after these lie
+    between 0 and 1 and gain `more`. `needs` ties all of them together. Solved exactly, or as well as `seconds` allow. Raises
+    RuntimeError if there is no solution by then.
     """
-    from scipy.optimize import Bounds, milp  # takes a quarter of a second, which decoding need not spend
+    from scipy.optimize import Bounds, milp  # takes a quarter of a second, and decoding does without
     from scipy.sparse import coo_array
 
     count, total = len(gains), len(gains) + len(more)
@@ -24,7 +25,7 @@ def choose(size: int, gains: Sequence[int], more: Sequence[int], needs: Iterable
     rows = entries[-1][0] + 1
     row, column, coefficient = np.array(entries).T
     matrix = coo_array((coefficient.astype(float), (row, column)), (rows, total)).tocsr()
-    # These sum to one half, so they settle ties only (and fill up to `size`).
+    # These sum to one half. So they decide between equal gains only, and fill up to `size`.
     bonus = (count - np.arange(count)) / (count * (count + 1))
     result = milp(
         -np.concatenate([bonus + gains, more]),

@@ -16,8 +16,8 @@ from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path
 
 from specfold_jax.diffusion.graph import DraftGraph, Node
+from specfold_jax.palette import EDGE, INK
 
-INK, EDGE = "#1b2a3a", "#6d7a88"
 LETTER, LINE, FONT = 0.068, 0.155, 8  # inches, inches, points
 MARGIN, BETWEEN, GAP, HEAD, TITLE, FOOT = 0.35, 0.95, 0.16, 0.8, 0.4, 0.6  # inches
 ROOT = -1  # the canvas, among the nodes
@@ -37,8 +37,11 @@ class Box(NamedTuple):
 
 
 def draw_graph(graph: DraftGraph, path: str | os.PathLike) -> None:
-    """Writes a PNG: rank nodes above, confidence nodes below, each from left to right, a box a node with its pairs and expected use,
-    darker the more it is used. Every edge leads from a column to the next, so that none passes behind a box."""
+    """Writes a PNG: rank nodes above and confidence nodes below, both from left to right.
+
+    A node's box has its pairs and its expected use, and is darker the more it is used. Edges lead from a column to the next one only. So
+    none passes behind a box.
+    """
     labels = [_label(node) for node in graph.sets]
     labels += [_odds_label(*pair) for pair in zip(np.asarray(graph.theta), np.asarray(graph.hop), strict=True)]
     weight = np.concatenate([np.asarray(graph.weight), np.asarray(graph.theta_weight)])
@@ -81,13 +84,13 @@ def _edges(graph: DraftGraph) -> list[tuple[int, int]]:
     """Pairs (parent, node)."""
     hop, first = np.asarray(graph.hop), len(graph.sets)
     parents = [np.flatnonzero(row).tolist() for row in np.asarray(graph.parent)]
-    # A confidence node holds all of the hop before it; within a hop each holds the one above it.
+    # A confidence node contains those of the hop before it. Within a hop it contains the one above it.
     parents += [[first + int(np.flatnonzero(hop < h)[-1])] if (hop < h).any() else [] for h in hop]
     return [(parent, n) for n, found in enumerate(parents) for parent in found or [ROOT]]
 
 
 def _lanes(graph: DraftGraph) -> list[list[Column]]:
-    """Rank nodes by level and confidence nodes by hop: the columns of each kind, without a kind that has no nodes."""
+    """The columns of each kind of nodes: rank nodes by level, confidence nodes by hop. A kind without nodes is left out."""
     hop = np.asarray(graph.hop)
     ranks = [(f"level {step}", column) for step, column in enumerate(_uncrossed(graph), start=1)]
     odds = [(f"confidence, hop {h}", (len(graph.sets) + np.flatnonzero(hop == h)).tolist()) for h in sorted(set(hop.tolist()))]
@@ -95,7 +98,8 @@ def _lanes(graph: DraftGraph) -> list[list[Column]]:
 
 
 def _uncrossed(graph: DraftGraph) -> list[list[int]]:
-    """Rank nodes by level, ordered so that few edges cross: by the mean place of their parents and of their children in turns."""
+    """Rank nodes by level, in an order in which few edges cross. Sweeps sort each level by the mean place of its nodes' parents, and of
+    their children, in turns."""
     level, parent = np.asarray(graph.level), np.asarray(graph.parent)
     columns = [np.flatnonzero(level == step).tolist() for step in range(1, int(level.max(initial=0)) + 1)]
     best, fewest = columns, _crossings(columns, parent)
@@ -144,7 +148,7 @@ def _lay_out(lanes: list[list[Column]], labels: list[str]) -> tuple[dict[int, Bo
 
 
 def _ports(edges: list[tuple[int, int]], boxes: dict[int, Box], side: int) -> dict[tuple[int, int], tuple[float, float]]:
-    """Where edges leave (side 0) or reach (side 1) their boxes: spread over the box's side in the order of their other ends."""
+    """Where edges leave (side 0) or reach (side 1) their boxes. They spread over the box's side in the order of their other ends."""
     mine, found = defaultdict(list), {}
     for edge in edges:
         mine[edge[side]].append(edge)
@@ -164,9 +168,9 @@ def _label(node: Node) -> str:
 
 
 def _odds_label(theta: float, hop: int) -> str:
-    """What a confidence node reveals: whole sub-blocks, and the positions above theta in the one after them."""
-    whole = f"{hop} sub-block{'s' if hop > 1 else ''} +\n" if hop else ""
-    return whole + ("all" if theta == -math.inf else f"> {theta:g}")
+    """A confidence node's complete sub-blocks, and the positions that it reveals in the next one."""
+    complete = f"{hop} sub-block{'s' if hop > 1 else ''} +\n" if hop else ""
+    return complete + ("all" if theta == -math.inf else f"> {theta:g}")
 
 
 def _box(axes: Any, box: Box, colour: Any) -> None:

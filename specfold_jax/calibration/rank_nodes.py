@@ -2,8 +2,8 @@
 
 See specfold_jax/diffusion/README.md, "Choosing a draft graph".
 
-A chain is what one decode step of the calibration run foretold: q_1 < q_2 < ..., where q_l is the set of (position rank, token rank)
-pairs revealed within the next l steps. Both objectives are sums of terms "gain if all of these nodes are chosen":
+A chain belongs to one state of the calibration run. It is q_1 < q_2 < ..., where q_l is the set of (position rank, token rank) pairs that
+vanilla revealed within the next l steps. Both objectives are sums of terms "gain if all of these nodes are chosen":
 
     depth   sum over chains of the longest prefix q_1 .. q_l inside Q: expected accepted depth, up to a factor     (ours)
     paper   sum over q in Q of [count(q) + sum over parents p of q in Q of count(p)]                    (arXiv 2509.18085)
@@ -12,20 +12,20 @@ pairs revealed within the next l steps. Both objectives are sums of terms "gain 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from specfold_jax.calibration.integer_program import choose
+from specfold_jax.calibration.integer_program import best_subset
+from specfold_jax.calibration.options import Objective
 from specfold_jax.diffusion.graph import Node, show
+from specfold_jax.values import Size, conforming
 
 NodeChain = tuple[Node, ...]
-Objective = Literal["depth", "paper"]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Chosen nodes in a graph's order, what `DraftGraph.from_sets` takes. `weights`: share of the chains that accept the node.
+    """Chosen nodes in a graph's order, as `DraftGraph.from_sets` takes them.
 
-    `value`: the objective's sum over all chains.
+    `weights`: for each the share of the chains that accept it. `value`: the objective's sum over all chains.
     """
 
     sets: tuple[Node, ...]
@@ -36,7 +36,8 @@ class Selection:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Candidates, most visited first; `parents`: possible parents of each; `terms`: candidates needed together -> gain."""
+    """Candidates, most visited first. `parents`: for each those that may be its parents. `terms`: what it gains if all of some
+    candidates are chosen."""
 
     nodes: tuple[Node, ...]
     levels: tuple[int, ...]
@@ -48,45 +49,25 @@ class _Problem:
 
 
 def select(chains: Sequence[NodeChain], drafts: int, objective: Objective = "depth", candidates: int = 60) -> Selection:
-    """The best `drafts` nodes among the `candidates` most visited sets, solved exactly; fewer where the chains hold fewer.
+    """The best `drafts` nodes among the `candidates` most visited sets, or fewer if the chains hold fewer. Solved exactly.
 
-    Every node of a level above 1 has a proper subset of the level below among the chosen. The result depends on the multiset of the
-    chains only: among equal optima the one with the more visited nodes is taken.
-    Raises ValueError if an argument is out of range, a chain is not nested, or all chains are empty.
+    A chosen node of a level above 1 has a chosen parent: a proper subset of the level below. The order of the chains does not matter. Of
+    equally good choices the one with the more visited nodes is taken. Raises ValueError if an argument is out of range, a chain is not
+    nested, or all chains are empty.
     """
     problem = _problem(chains, drafts, objective, candidates)
     count, terms = len(problem.nodes), [(needed, gain) for needed, gain in problem.terms.items() if len(needed) > 1]
     needs = [(n, parents) for n, parents in enumerate(problem.parents) if problem.levels[n] > 1]
-    # A term counts as far as all it needs is chosen; its variable may stay continuous: it is maximised below whole numbers.
+    # A term's variable may be continuous: it is maximised, and what it needs is 0 or 1.
     needs += [(count + t, (n,)) for t, (needed, _) in enumerate(terms) for n in needed]
     gains = [problem.terms.get((n,), 0) for n in range(count)]
-    return _selection(problem, set(choose(drafts, gains, [gain for _, gain in terms], needs)), chains)
-
-
-def greedy(chains: Sequence[NodeChain], drafts: int, objective: Objective = "depth", candidates: int = 60) -> Selection:
-    """As `select`, but adding the connected candidate of the highest gain one at a time; never better, needs no solver."""
-    problem = _problem(chains, drafts, objective, candidates)
-    chosen: set[int] = set()
-    while len(chosen) < drafts:
-        reach = [n for n in range(len(problem.nodes)) if problem.levels[n] == 1 or chosen.intersection(problem.parents[n])]
-        fresh = [n for n in reach if n not in chosen]
-        if not fresh:
-            break
-        chosen.add(max(fresh, key=lambda n: (problem.value(chosen | {n}), -n)))
-    return _selection(problem, chosen, chains)
+    return _selection(problem, set(best_subset(drafts, gains, [gain for _, gain in terms], needs)), chains)
 
 
 def most_visited(chains: Sequence[NodeChain], candidates: int = 60) -> Selection:
-    """The candidates themselves, most visited first, before any choice among them."""
+    """All candidates, before any choice among them."""
     problem = _problem(chains, 1, "depth", candidates)
     return _selection(problem, set(range(len(problem.nodes))), chains)
-
-
-def expected_depth(chains: Sequence[NodeChain], sets: Sequence[Node]) -> float:
-    """Mean length of the longest prefix of a chain whose sets are all in `sets`: accepted drafts a check, before pruning."""
-    if not chains:
-        raise ValueError("chains is empty and must hold at least one recorded step")
-    return sum(_accepted(sets, chains).values()) / len(chains)
 
 
 def _accepted(sets: Sequence[Node], chains: Sequence[NodeChain]) -> Counter[Node]:
@@ -113,12 +94,10 @@ def _selection(problem: _Problem, chosen: set[int], chains: Sequence[NodeChain])
 
 
 def _problem(chains: Sequence[NodeChain], drafts: int, objective: Objective, candidates: int) -> _Problem:
-    if drafts < 1:
-        raise ValueError(f"drafts={drafts} must be at least 1")
-    if candidates < drafts:
+    conforming("drafts", drafts, Size)
+    conforming("objective", objective, Objective)
+    if conforming("candidates", candidates, Size) < drafts:
         raise ValueError(f"candidates={candidates} must be at least drafts={drafts}")
-    if objective not in ("depth", "paper"):
-        raise ValueError(f"objective={objective!r} must be 'depth' or 'paper'")
     merged = Counter(chains)
     visits: dict[Node, Counter[int]] = {}
     for chain, times in merged.items():
@@ -149,14 +128,14 @@ def _problem(chains: Sequence[NodeChain], drafts: int, objective: Objective, can
 
 
 def _candidates(count: dict[Node, int], level: dict[Node, int], limit: int) -> tuple[Node, ...]:
-    """The most visited sets, each with a path to the root: one without possible parents is dropped, one without chosen ones brings
-    its most visited possible parents along."""
+    """The most visited sets, each with a path to the root. A set that has no possible parent is dropped. A set whose possible parents
+    are not chosen brings the most visited one along."""
     ranked = sorted(count, key=lambda node: (-count[node], *_order(node)))
     chosen: dict[Node, None] = {}
     dead: set[Node] = set()
 
     def path(node: Node) -> list[Node]:
-        """The node and what it still needs below it; empty if nothing leads to it."""
+        """The node and the parents it still needs, lowest first; empty if no path leads to it."""
         if node in dead:
             return []
         parents = [p for p in ranked if level[p] == level[node] - 1 and p < node]

@@ -1,4 +1,4 @@
-"""The command line `specfold`. Nothing heavy is imported before a command is known: `specfold --help` needs no jax."""
+"""The command line `specfold`. It imports a command's module when it knows the command, and jax when the command runs."""
 
 import argparse
 import importlib
@@ -27,16 +27,17 @@ _EXAMPLES = """examples:
   specfold generate --live "..."       watch the canvas fill up
   specfold verify --samples 100        how often do the tokens equal vanilla's?
   specfold COMMAND --help              all flags of a command, with an example
+  specfold --version                   which version this is
 
 exit status:
   0  fine
   1  failed: a file, a prompt, or a value that this model does not take; verify: differences found
-  2  wrong usage: the command line is wrong whatever the files hold
+  2  wrong usage: an unknown flag, a value out of range, flags that exclude each other
 """
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Descriptions wrapped by paragraphs, examples as they stand."""
+    """Wraps descriptions paragraph by paragraph, and leaves examples as they are."""
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(prog, **{"max_help_position": 36} | kwargs)
@@ -52,11 +53,20 @@ class _Parser(argparse_flags.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from specfold_jax import __version__
+
+        print(f"specfold {__version__}")
+        parser.exit()
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     about = "Block-diffusion language models in JAX, decoded plainly or with lossless and folded speculation."
     parser = _Parser(
         prog="specfold", usage="specfold COMMAND ...", description=about, epilog=_EXAMPLES, formatter_class=_Formatter, allow_abbrev=False
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND ...", title="commands", prog="specfold")
     named = next((word for word in argv[1:] if word in COMMANDS), None)
     for name, text in COMMANDS.items():
@@ -89,14 +99,14 @@ def _run(args: argparse.Namespace) -> int:
     name = f"specfold {args.command}"
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: print(f"{name}: {message}", file=sys.stderr)  # not the line of code it comes from
+            warnings.showwarning = lambda message, *_: print(f"{name}: {message}", file=sys.stderr)  # without the line of code
             return args.run(args) or 0
     except UsageError as error:
         print(f"{name}: {error} (see {name} --help)", file=sys.stderr)
         return 2
     except (ValueError, OSError, ImportError, NotImplementedError, MemoryError) as error:
         logging.debug("where it came from", exc_info=True)  # specfold --verbosity=1 COMMAND ... shows it
-        if isinstance(error, BrokenPipeError):  # whoever read standard output has seen enough
+        if isinstance(error, BrokenPipeError):  # the reader of standard output has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         print(f"{name}: {_words(error)}", file=sys.stderr)

@@ -1,11 +1,12 @@
-"""Choose a draft graph for a model: vanilla decoding is watched on a few dozen prompts, and the nodes that would have saved most of its
-forward passes are kept. Takes minutes; the graph serves Spiffy and SpecFold at the same block and sub-block size.
+"""Choose a draft graph for a model. Vanilla decoding is watched on a few dozen prompts, and the nodes that would have saved most of its
+forward passes are kept. This takes minutes. The graph serves Spiffy and SpecFold at the same block and sub-block size.
 
 Prompts come from --file, or from the end of the problems shipped beside the tiny model (verify takes them from the front)."""
 
 import argparse
 from pathlib import Path
 
+from specfold_jax.calibration.options import OBJECTIVES, SOURCES
 from specfold_jax.cli import flags
 from specfold_jax.cli.flags import UsageError
 from specfold_jax.cli.prompts import calibration_prompts, free_to_write, save_picture
@@ -27,13 +28,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--source",
         default="union",
-        choices=("ranks", "confidence", "union"),
+        choices=SOURCES,
         help="rank nodes (Spiffy's), confidence nodes, or both under one budget (default)",
     )
     group.add_argument("--reach", type=flags.at_least_one, metavar="N", help="sub-blocks drafts may lie in (default: the whole block)")
-    group.add_argument(
-        "--objective", default="depth", choices=("depth", "paper"), help="expected accepted depth (default), or Spiffy's own"
-    )
+    group.add_argument("--objective", default="depth", choices=OBJECTIVES, help="expected accepted depth (default), or Spiffy's own")
     flags.add_name(group, "a graph")
     flags.add_prompts(parser, samples="use N packaged problems (default 64 for tiny)")
     flags.add_decode(parser)
@@ -41,8 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.file and args.samples:
-        raise UsageError("--file and --samples do not go together")
+    flags.require_one_source(args)
     if args.objective == "paper" and args.source != "ranks":
         raise UsageError(f"--objective paper counts rank nodes, so it needs --source ranks, not {args.source}")
     for path in (args.out, args.png):

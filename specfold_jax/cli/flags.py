@@ -1,4 +1,4 @@
-"""Flags that several commands share, and the rules between them. Light: no jax."""
+"""Flags that several commands share, and the rules between them. It imports no jax, so that `--help` is quick."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from specfold_jax.methods import METHODS
 
 
 class UsageError(Exception):
-    """A flag's value is wrong whatever the files hold, or flags do not go together; exit status 2."""
+    """A flag's value is out of range, or flags exclude each other: the command line is wrong, and no file matters. Exit status 2."""
 
 
 def from_flags[T](make: Callable[..., T], **values: Any) -> T:
-    """What flags' values make. A value that `make` refuses is wrong usage."""
+    """`make` of flags' values. A value that it refuses is wrong usage."""
     try:
         return make(**values)
     except ValueError as error:
@@ -37,7 +37,7 @@ def at_least_one(text: str) -> int:
 
 
 def add_name(group: Any, what: str) -> None:
-    """The model's name that is recorded."""
+    """The name to record as the model's."""
     text = f"the model's name to record (default: its folder's); {what} is refused for a model whose folder has another name"
     group.add_argument("--name", help=text)
 
@@ -52,7 +52,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompts(parser: argparse.ArgumentParser, samples: str | None) -> None:
-    """Where prompts come from. `samples`: what `--samples N` draws, if the command has it."""
+    """Where prompts come from. `samples`: the help of `--samples`, if the command has that flag."""
     group = parser.add_argument_group("prompts")
     group.add_argument("--file", metavar="FILE", help='.txt (one prompt a line) or .jsonl (objects with "prompt", "question" or "turns")')
     if samples:
@@ -62,7 +62,7 @@ def add_prompts(parser: argparse.ArgumentParser, samples: str | None) -> None:
 
 
 def add_decode(parser: argparse.ArgumentParser) -> None:
-    """The fields of DecodeConfig. Flags left out are None: DecodeConfig's own values, or a profile's."""
+    """The fields of DecodeConfig. Flags that are left out are None and mean its own values, or a profile's."""
     group = parser.add_argument_group("decoding")
     group.add_argument("--max_new_tokens", type=at_least_one, metavar="N", help="tokens an answer may have (default 256)")
     group.add_argument("--threshold", type=float, metavar="P", help="reveal tokens above this probability (default 0.9)")
@@ -79,8 +79,8 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
-    """The method, its draft graph and its fold, or a profile that sets them all. Flags left out are None, so that misplaced ones are
-    noticed."""
+    """The method, its draft graph and its fold, or a profile that sets them all. Flags that are left out are None, so that misplaced ones
+    are noticed."""
     group = parser.add_argument_group("method")
     group.add_argument("--profile", metavar="FILE", help="method and settings as specfold tune chose them, in place of these flags")
     group.add_argument("--method", choices=tuple(METHODS), help="how to decode (default specfold)")
@@ -98,10 +98,16 @@ _OWNERS = {"graph": _DRAFTING, "drafts": _DRAFTING, "tau": _FOLDING, "guard": _F
 
 
 def require_method(args: argparse.Namespace, methods: Sequence[str]) -> None:
-    """Raises UsageError for a flag that none of the methods to be run reads."""
+    """Raises UsageError for a flag that none of the methods reads."""
     for name, owners in _OWNERS.items():
         if getattr(args, name) is not None and not set(owners) & set(methods):
             raise UsageError(f"--{name} belongs to --method {' or '.join(owners)}, not to {' or '.join(methods)}")
+
+
+def require_one_source(args: argparse.Namespace) -> None:
+    """Raises UsageError for prompts from a file and from the package."""
+    if args.file and args.samples:
+        raise UsageError("--file and --samples do not go together")
 
 
 def require_samples(args: argparse.Namespace, most: int) -> None:
@@ -110,11 +116,11 @@ def require_samples(args: argparse.Namespace, most: int) -> None:
         raise UsageError(f"--samples {args.samples} must be at most {most}, the held-out problems in this package")
 
 
-# What a profile was measured with, and so decides; the others (such as --max_new_tokens and --seed) may stand beside it.
+# A profile was measured with these, so it decides them. Others, such as --max_new_tokens and --seed, may be given beside it.
 _DECIDED = ("method", *_OWNERS, "threshold", "steps", "order", "temperature", "share")
 
 
 def require_profile(args: argparse.Namespace) -> None:
-    """Raises UsageError for a flag whose value is the profile's to decide."""
+    """Raises UsageError for a flag whose value the profile decides."""
     if given := [name for name in _DECIDED if getattr(args, name) is not None]:
         raise UsageError(f"--profile sets {given[0]}; leave --{given[0]} out, or --profile")

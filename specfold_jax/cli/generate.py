@@ -1,16 +1,24 @@
 """Answer prompts: with one method, with all three side by side (--compare), or watched forward by forward (--live).
 
-Prompts come from the command line, from --file, or one a line from standard input; without any a sample question is asked."""
+Prompts come from the command line, from --file, or one a line from standard input. If there are none, a sample question is asked."""
 
 import argparse
 import json
 import math
 import sys
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from specfold_jax.cli import flags
 from specfold_jax.cli.flags import UsageError
-from specfold_jax.methods import METHODS
+from specfold_jax.methods import METHODS, MethodName
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specfold_jax.cli.setup import Setup
+    from specfold_jax.diffusion.decoding import Decoding
+    from specfold_jax.running.summary import Run
 
 USAGE = "[flags] [PROMPT]"
 EXAMPLES = """examples:
@@ -44,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.profile:
         flags.require_profile(args)
     args.method = args.method or "specfold"  # a profile's comes later, when it has been read
-    methods: Any = tuple(METHODS) if args.compare else (args.method,)
+    methods: Sequence[MethodName] = tuple(METHODS) if args.compare else (args.method,)
     flags.require_method(args, methods)
     for other in ("compare", "json"):
         if args.live and getattr(args, other):
@@ -67,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
     setup = s.load_setup(args, decode)
     ids = setup.encode(prompts)
     setup, how = s.load_decoding(args, setup, methods, fold)
-    if args.profile:  # compared are the chosen method and those it builds on
+    if args.profile:  # --compare runs the profile's method and those that it builds on
         names = list(METHODS)
         methods = names[: names.index(how.method.name) + 1] if args.compare else (how.method.name,)
     if args.live:
         return _live(args, setup, ids, how)
-    runs: dict[str, Any] = {}
+    runs: dict[str, Run] = {}
     for method in methods:
         with s.progress_bar(note, method, len(prompts)) as done:
             runs[method] = run_all(setup.params, ids, how.reduced(method), args.batch, warm_up=args.compare, progress=done)
@@ -80,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(r.summary.refused for r in runs.values()) else 0
 
 
-def report(args: argparse.Namespace, setup: Any, prompts: list[str], runs: dict[str, Any], note: Any) -> None:
-    """Prints answers and statistics; with --json the answers as objects, and the statistics on stderr."""
+def report(args: argparse.Namespace, setup: "Setup", prompts: list[str], runs: "Mapping[str, Run]", note: "Console") -> None:
+    """Prints answers and statistics. With --json it prints the answers as objects, and the statistics on stderr."""
     from rich.console import Console
 
     from specfold_jax.cli import tables
@@ -105,14 +113,15 @@ def report(args: argparse.Namespace, setup: Any, prompts: list[str], runs: dict[
             note.print(line, style="red")
 
 
-def _record(setup: Any, row: int, prompt: str, runs: dict[str, Any], same: dict[str, list[bool]]) -> dict[str, Any]:
-    whole = ("rows", "tokens", "seconds", "compile_seconds", "tokens_per_second", "impl")
+def _record(setup: "Setup", row: int, prompt: str, runs: "Mapping[str, Run]", same: Mapping[str, list[bool]]) -> dict[str, Any]:
+    """A prompt's answers as a JSON object. Statistics are the row's, except those that only the run has."""
+    of_run = ("rows", "tokens", "seconds", "compile_seconds", "tokens_per_second", "impl")
     results = {}
     for method, run in runs.items():
         summary = run.only(row).record()
         status = dict(run.summary.refused).get(row, "decoded")
-        stats = {name: value for name, value in summary.items() if name not in (*whole, "method", "refused")} | {"status": status}
-        total = {name: run.summary.record()[name] for name in whole}
+        stats = {name: value for name, value in summary.items() if name not in (*of_run, "method", "refused")} | {"status": status}
+        total = {name: run.summary.record()[name] for name in of_run}
         results[method] = {"text": setup.text(run.generated(row)), "tokens": run.generated(row), "stats": stats, "run": total}
         if same:
             results[method]["identical"] = same[method][row]
@@ -120,8 +129,8 @@ def _record(setup: Any, row: int, prompt: str, runs: dict[str, Any], same: dict[
     return head | ({"methods": results} if same else {"method": next(iter(results)), **next(iter(results.values()))})
 
 
-def _answer(out: Any, setup: Any, row: int, prompt: str, runs: dict[str, Any], count: int) -> None:
-    """The prompt and its answers; methods that agree share one."""
+def _answer(out: "Console", setup: "Setup", row: int, prompt: str, runs: "Mapping[str, Run]", count: int) -> None:
+    """Prints the prompt and its answers. Equal answers are printed once."""
     from rich.text import Text
 
     out.print(Text(f"[{row + 1}/{count}] " if count > 1 else "").append(prompt, style="dim"))
@@ -134,7 +143,7 @@ def _answer(out: Any, setup: Any, row: int, prompt: str, runs: dict[str, Any], c
     out.print()
 
 
-def _live(args: argparse.Namespace, setup: Any, ids: list[list[int]], how: Any) -> int:
+def _live(args: argparse.Namespace, setup: "Setup", ids: list[list[int]], how: "Decoding") -> int:
     import numpy as np
     from rich.console import Console
 

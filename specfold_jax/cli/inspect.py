@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 def _checkpoint(args: argparse.Namespace) -> Any:
     import numpy as np
 
-    from specfold_jax.cli.tables import grid
+    from specfold_jax.cli.tables import plain_table
     from specfold_jax.models.checkpoint import read_config, read_model, resolve_folder
     from specfold_jax.models.parameters import shapes
 
@@ -60,7 +60,7 @@ def _checkpoint(args: argparse.Namespace) -> Any:
     tree: Any = shapes(model)
     count = sum(int(np.prod(s)) for part in (tree, *tree["layers"]) for name, s in part.items() if name != "layers")
     files = sorted(folder.glob("*.safetensors"))
-    table = grid(str(folder), "", "")
+    table = plain_table(str(folder), "", "")
     table.columns[1].justify = "left"
     table.show_header = False
     rows = {

@@ -1,25 +1,39 @@
-"""Prompts to learn from, and files to write: what commands that make draft graphs have in common."""
+"""Prompts that commands take from files or from the package, and the files that several of them write."""
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from specfold_jax.cli import flags
 from specfold_jax.cli.flags import UsageError
 
+if TYPE_CHECKING:
+    from specfold_jax.diffusion.graph import DraftGraph
+    from specfold_jax.text.problems import Problem
+
+SAMPLES = 48
+"""Packaged problems that `specfold tune` takes."""
+
 
 def calibration_prompts(args: argparse.Namespace) -> list[str]:
-    """The prompts of --file, or the last of the packaged problems."""
-    from specfold_jax.text import problems as data
+    """The prompts of --file, or the last of the packaged problems: `verify` takes the first ones."""
     from specfold_jax.text.prompts import read_prompts
 
     if args.file:
         return read_prompts(Path(args.file))
+    problems = packaged_problems(args, "calibration needs prompts")
+    return [problem.question for problem in problems[-(args.samples or 64) :]]
+
+
+def packaged_problems(args: argparse.Namespace, lack: str) -> "list[Problem]":
+    """All packaged problems. Raises UsageError, which begins with `lack`, if the model may need others and --samples is not given."""
+    from specfold_jax.text import problems
+
     if args.token_ids or (args.samples is None and args.model != "tiny"):
-        raise UsageError("calibration needs prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
-    problems = data.packaged_problems()
-    flags.require_samples(args, len(problems))
-    return [problem.question for problem in problems[-(args.samples or 64) :]]  # from the end: `verify` takes them from the front
+        raise UsageError(f"{lack}: pass --file (or --samples N for a model of gsm_symbolic problems)")
+    found = problems.packaged_problems()
+    flags.require_samples(args, len(found))
+    return found
 
 
 def free_to_write(path: str | None, force: bool) -> None:
@@ -32,14 +46,11 @@ def free_to_write(path: str | None, force: bool) -> None:
         raise ValueError(f"{path} exists already; --force overwrites it")
 
 
-def save_picture(graph: Any, path: Path, force: bool) -> None:
-    """Draws the graph; the file is whole or not there."""
+def save_picture(graph: "DraftGraph", path: Path, force: bool) -> None:
+    """Draws the graph."""
     from specfold_jax.calibration.picture import draw_graph
-    from specfold_jax.files import whole
+    from specfold_jax.files import atomic_write
 
     free_to_write(str(path), force)
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         draw_graph(graph, partial)
-
-
-SAMPLES = 48

@@ -1,4 +1,4 @@
-"""From parsed flags to what a run needs: model, tokenizer, prompts, configurations, graph."""
+"""What a run needs, made from parsed flags: model, tokenizer, prompts, configurations, graph."""
 
 import argparse
 import os
@@ -22,32 +22,34 @@ from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.graph import DraftGraph, require_made_for
 from specfold_jax.methods import METHODS, MethodName
 from specfold_jax.models.checkpoint import load, resolve_folder
+from specfold_jax.models.transformer import Params
 from specfold_jax.running.memory import OutOfDeviceMemory, is_full, readable
 from specfold_jax.text.prompts import read_prompts
 from specfold_jax.text.tokens import decode_text, encode, load_tokenizer, parse_ids
-from specfold_jax.tuning import profile
+from specfold_jax.tuning.profile import Profile
 
 EVERY = 20.0
-"""Seconds between lines of progress where there is no terminal."""
+"""Seconds between lines of progress if there is no terminal."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A loaded model and how to decode with it. `name` is the model's, as graphs record it."""
+    """A loaded model and how to decode with it. `tokenizer`: None if prompts are token ids. `raw`: no chat template."""
 
     folder: Path
     model: ModelConfig
-    params: Any
+    params: Params
     tokenizer: Any
     decode: DecodeConfig
     raw: bool
 
     @property
     def name(self) -> str:
+        """The model's name, as graphs record it."""
         return self.folder.resolve().name
 
     def encode(self, prompts: list[str]) -> list[list[int]]:
-        """Token ids of the prompts; without a tokenizer they are ids already."""
+        """Token ids of the prompts. Without a tokenizer the prompts are ids already."""
         found = parse_ids(prompts) if self.tokenizer is None else encode(self.tokenizer, prompts, self.raw)
         if empty := [index for index, row in enumerate(found) if not row]:
             raise ValueError(f"prompt {empty[0]} is empty")
@@ -69,7 +71,7 @@ def decode_flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def configs(args: argparse.Namespace, methods: Sequence[MethodName] = ()) -> tuple[DecodeConfig, FoldConfig | None]:
-    """What the flags say of decoding, and of folding if a method folds. Raises UsageError for a wrong value, before any file is read."""
+    """The flags' DecodeConfig, and their FoldConfig if a method folds. Raises UsageError for a wrong value, before any file is read."""
     decode = from_flags(DecodeConfig, **decode_flags(args))
     if not any(METHODS[name].folds for name in methods):
         return decode, None
@@ -89,7 +91,7 @@ def load_setup(args: argparse.Namespace, decode: DecodeConfig) -> Setup:
         stored = readable(sum(file.stat().st_size for file in folder.glob("*.safetensors")))
         narrow = "" if args.dtype == "bfloat16" else "; --dtype bfloat16 takes the least"
         raise OutOfDeviceMemory(f"{folder}: the parameters, {stored} in files, do not fit the device{narrow}") from error
-    if params["embed"].dtype == jnp.float32:  # float32 is meant: a GPU's default would multiply in TF32
+    if params["embed"].dtype == jnp.float32:  # a GPU would multiply in TF32 by default
         jax.config.update("jax_default_matmul_precision", "highest")
     decode.window(model)
     return Setup(folder, model, params, tokenizer, decode, args.raw)
@@ -111,7 +113,7 @@ def load_graph(args: argparse.Namespace, setup: Setup) -> DraftGraph:
 
 
 def load_decoding(args: argparse.Namespace, setup: Setup, methods: Sequence[MethodName], fold: FoldConfig | None) -> tuple[Setup, Decoding]:
-    """What --profile says, or the flags of the last of `methods`, and the setup it decodes in.
+    """The decoding of --profile, or of the last of `methods` with its flags, and the setup with that decoding's configuration.
 
     Raises ValueError if a graph or profile was made for something else.
     """
@@ -122,7 +124,7 @@ def load_decoding(args: argparse.Namespace, setup: Setup, methods: Sequence[Meth
     if not Path(args.profile).is_file():
         raise ValueError(f"{args.profile}: no such profile; specfold tune --out FOLDER writes FOLDER/profile.json")
     try:
-        found = profile.load(args.profile)
+        found = Profile.load(args.profile)
     except ValueError as error:
         raise ValueError(f"{error}; a profile is what specfold tune writes") from error
     try:
@@ -134,7 +136,7 @@ def load_decoding(args: argparse.Namespace, setup: Setup, methods: Sequence[Meth
 
 
 def prompts_from(args: argparse.Namespace) -> list[str] | None:
-    """The prompts of the positional argument, of --file, or of standard input where it is piped or "-"; None if there are none."""
+    """The prompts of the positional argument, of --file, or of standard input if it is piped or "-". None if there are none."""
     words = getattr(args, "prompt", None)
     if words is not None and args.file:
         raise UsageError("a prompt and --file do not go together")
@@ -151,7 +153,7 @@ def prompts_from(args: argparse.Namespace) -> list[str] | None:
 
 
 def _piped() -> bool:
-    """Whether standard input is a pipe or a file; a terminal or /dev/null is neither."""
+    """Whether standard input is a pipe or a file. A terminal or /dev/null is neither."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # closed or replaced
@@ -161,9 +163,9 @@ def _piped() -> bool:
 
 @contextmanager
 def progress_bar(console: Console, text: str, total: int | None) -> Iterator[Any]:
-    """A bar that goes away when it is done; yields a function that takes the number of things completed.
+    """Shows a bar until the block ends. Yields a function that takes the number of things completed.
 
-    Where there is no terminal, a line now and then (`EVERY`).
+    Without a terminal it prints a line now and then (`EVERY`) instead.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     begun = said = time.monotonic()

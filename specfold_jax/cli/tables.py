@@ -1,4 +1,4 @@
-"""What the commands print: statistics, answers, graphs."""
+"""Tables that several commands print: statistics, and the nodes of a graph."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from specfold_jax.diffusion.graph import DraftGraph, show
 from specfold_jax.running.summary import Summary
 
 
-def grid(title: str, *columns: str) -> Table:
-    """A plain table: a rule under the head and no other lines."""
+def plain_table(title: str, *columns: str) -> Table:
+    """A table without lines. The first column is to the left, and the others to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for n, name in enumerate(columns):
         table.add_column(name, justify="left" if n == 0 else "right", header_style="bold", style="cyan" if n == 0 else "")
@@ -47,8 +47,8 @@ _ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
 
 
 def statistics(summaries: Sequence[Summary], extra: Sequence[tuple[str, Sequence[str]]] = (), title: str = "Statistics") -> Table:
-    """One column a run. `extra`: rows put first, a name and a value a run."""
-    table = grid(title, "", *(s.method for s in summaries))
+    """A table with a column for each run. `extra`: rows to put first, each a name and a value for each run."""
+    table = plain_table(title, "", *(s.method for s in summaries))
     for name, values in extra:
         table.add_row(name, *(Text.from_markup(value) for value in values))
     for name, text in _ROWS:
@@ -58,13 +58,13 @@ def statistics(summaries: Sequence[Summary], extra: Sequence[tuple[str, Sequence
 
 
 def refusals(summary: Summary) -> list[str]:
-    """A line for every row that was not decoded."""
+    """A line for each row that was not decoded."""
     return [f"{summary.method}: prompt {row} was not decoded: {reason}" for row, reason in summary.refused]
 
 
 def graph_nodes(graph: DraftGraph) -> Table:
     """A graph's nodes, in its order: the rank nodes with their parents, then the confidence nodes."""
-    table = grid("Draft nodes", "node", "level", "expected use", "parents")
+    table = plain_table("Draft nodes", "node", "level", "expected use", "parents")
     table.add_column("reveals (position rank, token rank)", header_style="bold")
     parent = np.asarray(graph.parent)
     for n, (node, level, weight) in enumerate(zip(graph.sets, np.asarray(graph.level), np.asarray(graph.weight), strict=True)):
@@ -72,13 +72,13 @@ def graph_nodes(graph: DraftGraph) -> Table:
         table.add_row(str(n), str(level), f"{weight:.3f}", parents, show(node))
     thetas: Any = zip(np.asarray(graph.theta), np.asarray(graph.hop), np.asarray(graph.theta_weight), strict=True)
     for n, (theta, hop, weight) in enumerate(thetas, start=len(graph.sets)):
-        whole = f"{hop} sub-block{'s' if hop > 1 else ''} and, in the next, " if hop else ""
-        table.add_row(str(n), "-", f"{weight:.3f}", "-", f"{whole}log-odds above {theta:g}")
+        complete = f"{hop} sub-block{'s' if hop > 1 else ''} and, in the next, " if hop else ""
+        table.add_row(str(n), "-", f"{weight:.3f}", "-", f"{complete}log-odds above {theta:g}")
     return table
 
 
 def graph_origin(graph: DraftGraph) -> str:
-    """What a graph is and what it was made for, in a line."""
+    """A graph's size and what it was made for, in a line."""
     made = graph.made_for
     origin = "no record of a calibration"
     if made:

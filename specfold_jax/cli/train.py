@@ -1,7 +1,7 @@
-"""Train the tiny block-diffusion model from scratch on all local devices. Stops cleanly on Ctrl-C; the same command goes on where it
-stopped. The finished model is OUT/model, a folder that every other command takes.
+"""Train the tiny block-diffusion model from scratch on all local devices. Ctrl-C stops it with a checkpoint, from which the same command
+continues. The finished model is OUT/model, a folder that every other command takes.
 
-The training data (tokenizer, problems of reasoning-gym's gsm_symbolic) is made first if --data holds none: some minutes on a CPU."""
+If --data is empty, the training data (tokenizer, problems of reasoning-gym's gsm_symbolic) is made first. That takes minutes on a CPU."""
 
 import argparse
 import signal

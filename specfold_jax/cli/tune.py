@@ -1,18 +1,24 @@
 """Measure decoding settings for a model, its prompts and this device, and choose the fastest that follow vanilla decoding.
 
-The prompts are split: draft graphs are calibrated on one half, settings are measured on the other. OUT/profile.json is what
-generate --profile takes; beside it stand pictures, and timing.json, which --timing reuses in place of the clock. An interrupted run
-continues when the same command is given again.
+The prompts are split: draft graphs are calibrated on one half, and settings are measured on the other. generate --profile takes
+OUT/profile.json. Beside it are pictures, and timing.json, whose times --timing uses in place of the clock's. An interrupted run continues
+if the same command is given again.
 
 Without --file, prompts come from the end of the problems shipped beside the tiny model (verify takes them from the front)."""
 
 import argparse
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from specfold_jax.calibration.options import SOURCES
 from specfold_jax.cli import flags
 from specfold_jax.cli.prompts import SAMPLES
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from specfold_jax.tuning.search import Tuned
 
 USAGE = "[flags] --out FOLDER"
 EXAMPLES = """examples:
@@ -48,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
     group.add_argument("--drafts", type=_list(int), metavar="N,N", help="drafts a check (default 3,5,8)")
     group.add_argument("--reach", type=_list(int), metavar="N,N", help="sub-blocks drafts may lie in (default: the whole block)")
-    group.add_argument("--sources", type=lambda text: tuple(text.split(",")), metavar="S,S", help="ranks,confidence,union (default: all)")
+    group.add_argument("--sources", type=lambda text: tuple(text.split(",")), metavar="S,S", help=f"{','.join(SOURCES)} (default: all)")
     group.add_argument("--taus", type=_list(float), metavar="X,X", help="specfold: fold thresholds (default 0.05,0.1,0.2)")
     group.add_argument("--guards", type=_list(float), metavar="X,X", help="specfold: guards, the usual one first (default 0.5,0)")
     group.add_argument("--timing", metavar="FILE", help="timing.json of another run: its times count, not the clock's")
@@ -59,8 +65,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.file and args.samples:
-        raise flags.UsageError("--file and --samples do not go together")
+    flags.require_one_source(args)
     from rich.console import Console
 
     from specfold_jax.cli import setup as s
@@ -95,13 +100,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _table(tuned: Any) -> Any:
-    """A row a setting, the chosen one marked."""
-    from specfold_jax.cli.tables import grid
+def _table(tuned: "Tuned") -> "Table":
+    """A row for each setting. The chosen one is marked."""
+    from specfold_jax.cli.tables import plain_table
 
     held, several = len(tuned.outcomes[0].same), len({o.setting.reach for o in tuned.outcomes} - {None}) > 1
     names = ("method", "drafts from", "D", *(["reach"] if several else []), "tau", "guard", "tokens/s", "95 %", "same", "forwards", "rho")
-    table = grid(f"{held} held-out prompts, batch {tuned.batch} (* chosen; same: answers; forwards: a prompt; rho: recomputed)", *names)
+    table = plain_table(
+        f"{held} held-out prompts, batch {tuned.batch} (* chosen; same: answers; forwards: a prompt; rho: recomputed)", *names
+    )
     table.padding = (0, 2, 0, 0)
     chosen = tuned.profile.measured["chosen"]["setting"]
     for o in tuned.outcomes:

@@ -1,16 +1,26 @@
 """Compare a method's tokens with vanilla decoding's on many prompts. Exit status 1 if any prompt differs, else 0.
 
 Prompts come from --file, or are held-out problems of reasoning-gym's gsm_symbolic (--samples), whose answers are scored as well.
-For each difference: the first generated position that differs, both tokens, and the margin: how far, in log-odds, the vanilla decision
-at which the two runs part was from going the other way (a margin near 0 is a tie that rounding may break either way)."""
+A difference is listed with the first generated position that differs, both tokens, and the margin. The margin says, in log-odds, how close
+vanilla's decision was where the two runs part. If it is near 0, the decision is a tie, and rounding may break it either way."""
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from specfold_jax.cli import flags
 from specfold_jax.cli.flags import UsageError
+from specfold_jax.cli.prompts import packaged_problems
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from specfold_jax.cli.setup import Setup
+    from specfold_jax.evaluation.agreement import Difference
+    from specfold_jax.running.summary import Run
+    from specfold_jax.text.problems import Problem
 
 USAGE = "[flags]"
 EXAMPLES = """examples:
@@ -36,13 +46,12 @@ def run(args: argparse.Namespace) -> int:
     args.method = args.method or "specfold"  # a profile's comes later, when it has been read
     if args.method == "vanilla":
         raise UsageError("--method vanilla is what the others are compared with: name spiffy or specfold")
-    if args.file and args.samples:
-        raise UsageError("--file and --samples do not go together")
+    flags.require_one_source(args)
     flags.require_method(args, (args.method,))
     from rich.console import Console
 
     from specfold_jax.cli import setup as s
-    from specfold_jax.evaluation import agreement as v
+    from specfold_jax.evaluation.agreement import differences, with_margins
     from specfold_jax.running.batch import batches, run_all
 
     note = Console(stderr=True)
@@ -56,35 +65,39 @@ def run(args: argparse.Namespace) -> int:
         with s.progress_bar(note, one.method.name, len(ids)) as done:
             runs.append(run_all(setup.params, ids, one, args.batch, progress=done))
     vanilla, other = runs
-    found = v.differences(other, vanilla)
+    found = differences(other, vanilla)
     if found:
         with note.status(f"replaying {len(found)} prompts that differ"):
-            found = v.with_margins(found, setup.params, batches(ids, args.batch), how)
+            found = with_margins(found, setup.params, batches(ids, args.batch), how)
     _report(args, setup, runs, found, problems, note)
     return 1 if found or vanilla.summary.refused or other.summary.refused else 0
 
 
-def _prompts(args: argparse.Namespace) -> tuple[list[str], list[Any] | None]:
-    """The prompts, and their problems where the answers are known."""
-    from specfold_jax.text import problems as data
+def _prompts(args: argparse.Namespace) -> "tuple[list[str], list[Problem] | None]":
+    """The prompts, and their problems if the answers are known."""
+    from specfold_jax.text.problems import read_problems
     from specfold_jax.text.prompts import read_prompts
 
     if args.file:
         path = Path(args.file)
         prompts = read_prompts(path)
         try:
-            return prompts, data.read_problems(path) if path.suffix == ".jsonl" else None
+            return prompts, read_problems(path) if path.suffix == ".jsonl" else None
         except ValueError:  # prompts without answers
             return prompts, None
-    if args.token_ids or (args.samples is None and args.model != "tiny"):
-        raise UsageError("no prompts: pass --file (or --samples N for a model of gsm_symbolic problems)")
-    problems = data.packaged_problems()
-    flags.require_samples(args, len(problems))
-    problems = problems[: args.samples or 100]
+    problems = packaged_problems(args, "no prompts")[: args.samples or 100]
     return [problem.question for problem in problems], problems
 
 
-def _report(args: argparse.Namespace, setup: Any, runs: list[Any], found: list[Any], problems: Any, note: Any) -> None:
+def _report(
+    args: argparse.Namespace,
+    setup: "Setup",
+    runs: "list[Run]",
+    found: "list[Difference]",
+    problems: "list[Problem] | None",
+    note: "Console",
+) -> None:
+    """Prints statistics, the differences and the verdict. With --json it prints them as one object, and the tables on stderr."""
     from rich.console import Console
 
     from specfold_jax.cli import tables
@@ -111,16 +124,15 @@ def _report(args: argparse.Namespace, setup: Any, runs: list[Any], found: list[A
             note.print(line, style="red")
     if found and args.show > 0:
         out.print()
-        out.print(
-            _differences(setup, found[: args.show], tables.grid(f"Differences ({min(args.show, len(found))} of {len(found)})", "prompt"))
-        )
+        title = f"Differences ({min(args.show, len(found))} of {len(found)})"
+        out.print(_differences(setup, found[: args.show], tables.plain_table(title, "prompt")))
     style = "green" if not found else "yellow"
     text = f"{args.method} gave vanilla's tokens on [bold {style}]{equal} of {count}[/] prompts: {equal / count:.2%}"
     out.print(f"\n{text} (95 % interval {low:.2%} to {high:.2%})", highlight=False)
 
 
-def _right(setup: Any, runs: list[Any], problems: Any) -> list[int] | None:
-    """How many answers of each run are right."""
+def _right(setup: "Setup", runs: "list[Run]", problems: "list[Problem] | None") -> list[int] | None:
+    """How many answers of each run are right; None if the right ones are not known."""
     from specfold_jax.text.problems import is_correct
 
     if problems is None:
@@ -128,11 +140,11 @@ def _right(setup: Any, runs: list[Any], problems: Any) -> list[int] | None:
     return [sum(is_correct(setup.text(run.generated(row)), problem) for row, problem in enumerate(problems)) for run in runs]
 
 
-def _differences(setup: Any, found: list[Any], table: Any) -> Any:
+def _differences(setup: "Setup", found: "list[Difference]", table: "Table") -> "Table":
     from rich.text import Text
 
-    for name, justify in (("position", "right"), ("vanilla", "left"), ("here", "left"), ("margin (log-odds)", "right")):
-        table.add_column(name, justify=justify, header_style="bold")
+    for name in ("position", "vanilla", "here", "margin (log-odds)"):
+        table.add_column(name, justify="left" if name in ("vanilla", "here") else "right", header_style="bold")
 
     def token(value: int | None) -> Text:
         return Text("(ended)" if value is None else f"{value}" if setup.tokenizer is None else f"{value} {setup.show(value)!r}")

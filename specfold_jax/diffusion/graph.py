@@ -1,10 +1,14 @@
-"""The draft graph: what a check evaluates beside the canvas (Spiffy, arXiv 2509.18085).
+"""The draft graph: the nodes that say which drafts a check evaluates beside the canvas (Spiffy, arXiv 2509.18085).
 
-A rank node is a set of (position rank, token rank) pairs to reveal on top of the current canvas; an edge leads from a node to a superset
-one recorded step further. A confidence node (this project's) reveals every masked position of the active sub-block whose log-odds exceed
-theta, and the best one always; with hop h all of the active sub-block and the h - 1 after it, and those positions of the h-th.
-Nodes hold ranks and log-odds, not tokens, so one calibrated graph serves every step. Its numbers are leaves: another graph of the same
-size never recompiles a jitted decode.
+A rank node is a set of (position rank, token rank) pairs, which are revealed on top of the current canvas. An edge leads from a node to a
+superset one recorded step further.
+
+A confidence node (this project's) has a threshold, theta, and a number of sub-blocks, hop. It reveals the masked positions of the sub-block
+`hop` ahead whose log-odds exceed theta, and all masked positions of the sub-blocks before it. With hop 0, the active sub-block, it also
+reveals the best position in any case.
+
+Nodes hold ranks and log-odds, not tokens, so one calibrated graph serves every step. Its numbers are leaves of a pytree. Another graph of
+the same size does not compile a jitted decode again.
 """
 
 import os
@@ -17,12 +21,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Bool, Float32, Int32
 
-from specfold_jax import values as graph_json_values
 from specfold_jax.config import LARGEST, concrete
 from specfold_jax.diffusion import graph_file
 from specfold_jax.files import read_json, write_text
 from specfold_jax.models.checkpoint import resolve_folder
-from specfold_jax.values import Natural, Size, conform, conforming
+from specfold_jax.values import Natural, Size, conform, conforming, of_record
 
 Array = np.ndarray | jax.Array
 Node = frozenset[tuple[int, int]]
@@ -35,11 +38,20 @@ LEAVES = {
     "hop": np.int32,
     "theta_weight": np.float32,
 }
+MATRICES = {"pairs": (0, 1, 2), "parent": (0, 0)}
+"""Leaves of more than one axis, and their shape where there are no rank nodes."""
 
 
 @dataclass(frozen=True)
 class MadeFor:
-    """What a graph was calibrated on. `vocab`: tokens; `block`, `sub_block`: positions; `threshold`: a probability."""
+    """What a graph was calibrated on.
+
+    Attributes:
+        model: its name.
+        vocab: tokens of its vocabulary.
+        block, sub_block: positions of each.
+        threshold, temperature: as in `DecodeConfig`.
+    """
 
     model: str
     vocab: Size
@@ -58,7 +70,7 @@ class MadeFor:
 
 @dataclass(frozen=True)
 class _Uncompared:
-    """Rides in the tree structure but not in its equality and hash, which are a jitted function's cache key."""
+    """A part of the tree's structure that its equality and hash leave out, because these are a jitted function's cache key."""
 
     value: MadeFor | None = field(compare=False)
 
@@ -66,15 +78,39 @@ class _Uncompared:
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True, eq=False)  # eq=False: `==` on array fields has no truth value
 class DraftGraph:
-    """A draft graph; `from_sets` puts the nodes in the order (number of pairs, pairs).
+    """A draft graph. `from_sets` makes one, with nodes in the order (number of pairs, pairs).
 
-    `pairs`: (position rank, token rank), -1 padding at the end. `level`: recorded steps from the root, at least 1.
-    `parent[c, p]`: p is a parent of c. `weight`: expected use, for pruning. `theta` (log-odds), `hop` (sub-blocks), `theta_weight`: the
-    confidence nodes, from the smallest set to the largest. `max_drafts`: nodes of both kinds kept per check. `run_on`: position ranks
-    go on into the next sub-blocks after the last masked position of the active one. `reach`: sub-blocks, from a canvas' active one
-    on, whose distributions are evaluated and kept for drafting.
-    `token_ranks`: best tokens a position that the decoder has to keep, above every token rank in `pairs`.
-    `made_for`: what the graph was calibrated on; None inside a traced function, which is shared by graphs of one size.
+    Attributes:
+        pairs [ranked, width, 2]: of each rank node, its (position rank, token rank) pairs, padded with -1 at the end.
+        level [ranked]: recorded steps from the canvas to the node, at least 1.
+        parent [ranked, ranked]: `parent[c, p]` says that node p is a parent of node c.
+        weight [ranked]: expected use. The heaviest nodes are kept.
+        theta [thetas]: log-odds thresholds of the confidence nodes, from the smallest set to the largest.
+        hop [thetas]: how many sub-blocks ahead they reach.
+        theta_weight [thetas]: their expected use.
+        max_drafts: drafts of both kinds that a check evaluates at most.
+        token_ranks: best tokens kept for each position. Every token rank in `pairs` is below it.
+        run_on: position ranks go on into the next sub-blocks, after the last masked position of the active one.
+        reach: sub-blocks, from the active one on, whose distributions are evaluated and kept for drafts.
+        made_for: what the graph was calibrated on. None inside a traced function, because graphs of one size share it.
+
+    "The most confident token", "its runner-up", and one step further "the two most confident positions", in room for two pairs each:
+
+    >>> nodes = [frozenset({(0, 0)}), frozenset({(0, 1)}), frozenset({(0, 0), (1, 0)})]
+    >>> graph = DraftGraph.from_sets(nodes, levels=[1, 1, 2], token_ranks=2)
+    >>> graph.pairs.tolist()
+    [[[0, 0], [-1, -1]], [[0, 1], [-1, -1]], [[0, 0], [1, 0]]]
+    >>> graph.parent.astype(int).tolist()  # node 2 descends from node 0
+    [[0, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+    On the canvas 7 _ _ _, if position 2 is the most confident with tokens 12 and 22, and position 3 comes next with 13, the drafts are:
+
+    >>> from specfold_jax.diffusion.draft import Known, propose
+    >>> _ = 99  # MASK
+    >>> tokens = np.array([[_, _], [11, 21], [12, 22], [13, 23]], np.int32)
+    >>> known = Known(np.broadcast_to(tokens, (1, graph.width, 4, 2)), np.array([[-np.inf, 1, 3, 2]], np.float32))
+    >>> propose(np.array([[7, _, _, _]], np.int32), known, graph, mask_id=_, sub_block=4).tokens.tolist()
+    [[[7, 99, 12, 99], [7, 99, 22, 99], [7, 99, 12, 13]]]
     """
 
     pairs: Int32[Array, "ranked width 2"]
@@ -102,7 +138,7 @@ class DraftGraph:
 
     @classmethod
     def tree_unflatten(cls, aux: Any, leaves: Iterable[Any]) -> Self:
-        # Past the constructor: leaves may be tracers or placeholders, and checking arrays here would wait for the device.
+        # Past the constructor, because leaves may be tracers or placeholders, and reading arrays here would wait for the device.
         graph, values = object.__new__(cls), tuple(leaves)
         # A trace serves many graphs, so it must not carry the first one's origin into its results.
         traced = any(isinstance(value, Tracer) for value in values)
@@ -113,12 +149,12 @@ class DraftGraph:
 
     @property
     def nodes(self) -> int:
-        """Rank nodes and confidence nodes."""
+        """How many rank nodes and confidence nodes there are."""
         return self.pairs.shape[0] + self.theta.shape[0]
 
     @property
     def width(self) -> int:
-        """Pairs of the largest node the graph has room for."""
+        """How many pairs a rank node has room for."""
         return self.pairs.shape[1]
 
     @property
@@ -128,7 +164,7 @@ class DraftGraph:
 
     @classmethod
     def empty(cls, width: int = 0, token_ranks: int = 1, reach: int = 1) -> Self:
-        """No drafts: decoding with it is vanilla. Calibration reads the distributions kept for `width` steps ahead; 0 keeps none."""
+        """The graph without drafts. Decoding with it is vanilla. For calibration, it keeps the distributions of `width` steps ahead."""
         shapes = {"pairs": (0, conforming("width", width, Natural), 2), "parent": (0, 0)}
         leaves = {name: np.zeros(shapes.get(name, 0), dtype) for name, dtype in LEAVES.items()}
         return cls(*leaves.values(), max_drafts=0, token_ranks=token_ranks, reach=reach)
@@ -148,10 +184,10 @@ class DraftGraph:
         width: int = 1,
         reach: int = 2,
     ) -> Self:
-        """The graph of `sets`, each with every parent there is: all proper subsets exactly one level lower.
+        """The graph of these sets. Each has all possible parents: the proper subsets that are exactly one level lower.
 
-        `thetas`: confidence nodes as (theta, hop). Weights default to 1, `max_drafts` to all nodes, `token_ranks` to 4. `width`: steps
-        ahead for which token ranks are kept at least. Raises ValueError as `validate` does.
+        `thetas`: confidence nodes as (theta, hop). Weights default to 1, `max_drafts` to all nodes, `token_ranks` to 4. `width`: the least
+        number of steps ahead for which tokens are kept. Raises ValueError as `validate` does.
         """
         weights = [1.0] * len(sets) if weights is None else weights
         if not len(sets) == len(levels) == len(weights):
@@ -188,7 +224,7 @@ class DraftGraph:
         )
 
     def _validate_static(self) -> None:
-        """Shapes, dtypes and sizes, which are known under a trace as well."""
+        """Validates shapes, dtypes and sizes, which are also known while tracing."""
         ranked, thetas = (getattr(x, "shape", (0,))[0] if getattr(x, "ndim", 0) else 0 for x in (self.pairs, self.theta))
         shapes = {"pairs": (ranked, None, 2), "level": (ranked,), "parent": (ranked, ranked), "weight": (ranked,)}
         shapes |= dict.fromkeys(("theta", "hop", "theta_weight"), (thetas,))
@@ -206,39 +242,38 @@ class DraftGraph:
         if not min(1, nodes) <= self.max_drafts <= nodes:
             raise ValueError(f"max_drafts={self.max_drafts} must lie in {min(1, nodes)}..{nodes}, as the graph has {nodes} nodes")
 
-    def text(self) -> str:
-        """The graph as JSON."""
-        arrays = {name: np.asarray(getattr(self, name)) for name in LEAVES}
-        values = {name: getattr(self, name) for name in ("max_drafts", "token_ranks", "run_on", "reach")}
-        return graph_file.text(arrays, values | {"made_for": asdict(self.made_for) if self.made_for else None})
+    def record(self) -> dict[str, Any]:
+        """The graph as a JSON value."""
+        arrays = {name: graph_file.numbers(np.asarray(getattr(self, name))) for name in LEAVES}
+        plain = {name: getattr(self, name) for name in ("max_drafts", "token_ranks", "run_on", "reach")}
+        return arrays | plain | {"made_for": asdict(self.made_for) if self.made_for else None}
 
     @classmethod
-    def parse(cls, data: Any) -> Self:
-        """The graph of the JSON value that `text` stands for. Raises ValueError naming the field."""
+    def of(cls, record: Any) -> Self:
+        """The graph of `record`'s value. Raises ValueError naming the field."""
         plain = [entry.name for entry in fields(cls) if entry.name not in LEAVES]
-        data = graph_file.parse(data, "the draft graph", LEAVES, plain, unbounded="theta")
-        for name, shape in (("pairs", (0, 1, 2)), ("parent", (0, 0))):
+        data = graph_file.fields_of(record, "the draft graph", LEAVES, plain, unbounded="theta")
+        for name, shape in MATRICES.items():
             data[name] = data[name] if data[name].size else data[name].reshape(shape)
         if data["made_for"] is not None:
-            graph_json_values.same_names("made_for", data["made_for"], [entry.name for entry in fields(MadeFor)])
-            data["made_for"] = MadeFor(**data["made_for"])
+            data["made_for"] = of_record(MadeFor, "made_for", data["made_for"])
         return cls(**data)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the graph as JSON; the file is whole or not there."""
-        write_text(path, self.text())
+        """Writes the graph as JSON."""
+        write_text(path, graph_file.text(self.record(), MATRICES))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Self:
         """Reads and validates a saved graph. Raises ValueError naming the file and the field."""
         data = read_json(path, "a draft graph")
         try:
-            return cls.parse(data)
+            return cls.of(data)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     def validate(self, block: int | None = None) -> None:
-        """Checks every rule of a draft graph on the host, and with `block` that each position rank lies inside a block.
+        """Validates every rule of a draft graph on the host. With `block`, also that each position rank lies inside a block.
 
         Raises ValueError naming the node, what it has and what would be right.
         """
@@ -305,15 +340,18 @@ def load_graph(model: str | os.PathLike) -> DraftGraph:
 
 
 def differing(made_for: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """What a graph or profile was made for and differs here, in words; "" if nothing does. None here is not compared."""
+    """Names what differs between the values that a graph or profile was made for and those here. "" if nothing does.
+
+    None here is not compared.
+    """
     differ = {name: value for name, value in here.items() if value is not None and made_for[name] != value}
     return ", ".join(f"{name}={made_for[name]!r} (here {value!r})" for name, value in differ.items())
 
 
 def require_made_for(graph: DraftGraph, model_name: str | None, vocab: int, block: int, sub_block: int) -> None:
-    """Raises ValueError naming what differs from the calibration; a graph without a record (made by hand) passes.
+    """Raises ValueError naming what differs from the calibration. A graph made by hand has no `made_for`, and passes.
 
-    Sizes must be equal; a graph serves any threshold and temperature. A name of None is not compared.
+    Sizes must be equal. A graph serves any threshold and temperature. A name of None is not compared.
     """
     here = {"model": model_name, "vocab": vocab, "block": block, "sub_block": sub_block}
     if graph.made_for is not None and (differ := differing(asdict(graph.made_for), here)):

@@ -15,49 +15,49 @@ from specfold_jax.models.families import model_config
 from specfold_jax.models.parameters import shapes
 from specfold_jax.models.transformer import Params, head_weight, trunk
 from specfold_jax.training.batches import Batch, Packs, make_batch
+from specfold_jax.values import Natural, NotNegative, Size, conform
 
 REWARM = 50
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What is trained and how; a run resumes only under the very same one.
+    """The model's sizes and the recipe. A run resumes only under an equal one.
 
-    `clean`, `noisy`: block slots a pack (13 and 9 waste 4 % of the rows of `gsm_symbolic`); `packs` a step, over all devices.
+    `clean`, `noisy`: block slots a pack (13 and 9 waste 4 % of the rows of `gsm_symbolic`). `packs`: packs a step, over all devices.
     The learning rate warms up over `warmup` steps, then follows a cosine to `final_rate` of it at step `steps`. `scan`: steps a dispatch.
     `attention`: "xla" attends to the clean rows and the own block; "cudnn" to all rows under a mask (CUDA and bfloat16 only).
     """
 
-    dim: int = 320
-    layers: int = 8
-    heads: int = 5
-    kv_heads: int = 1
-    head_dim: int = 64
-    ffn_dim: int = 1024
+    dim: Size = 320
+    layers: Size = 8
+    heads: Size = 5
+    kv_heads: Size = 1
+    head_dim: Size = 64
+    ffn_dim: Size = 1024
     rope_theta: float = 1e4
-    block_size: int = 32
-    clean: int = 13
-    noisy: int = 9
-    packs: int = 64
-    steps: int = 24_000
+    block_size: Size = 32
+    clean: Size = 13
+    noisy: Size = 9
+    packs: Size = 64
+    steps: Size = 24_000
     rate: float = 1.5e-3
-    warmup: int = 100
+    warmup: Natural = 100
     final_rate: float = 0.05
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.1
-    clip: float = 1.0
-    seed: int = 0
-    scan: int = 20
+    clip: NotNegative = 1.0
+    seed: Natural = 0
+    scan: Size = 20
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     attention: Literal["xla", "cudnn"] = "xla"
     remat: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.scan < 1 or self.steps % self.scan:
+        conform(self)
+        if self.steps % self.scan:
             raise ValueError(f"scan={self.scan} must divide steps={self.steps}")
-        if self.attention not in ("xla", "cudnn") or self.dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"attention={self.attention!r} must be 'xla' or 'cudnn', dtype={self.dtype!r} 'bfloat16' or 'float32'")
 
     @property
     def rows(self) -> int:
@@ -94,7 +94,7 @@ class TrainConfig:
 
 
 class State(NamedTuple):
-    """fp32 weights, AdamW's moments, steps done, and the step from which zeroed moments warm up again (0: never lost)."""
+    """fp32 weights, AdamW's moments, steps done, and the step at which lost moments started from zero again (0: never lost)."""
 
     params: Params
     moments: Any
@@ -103,7 +103,7 @@ class State(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Of each step: mean loss (nats a target), share of targets whose argmax is right, number of targets."""
+    """Of each step: mean loss (nats a target), share of targets that are predicted right, number of targets."""
 
     loss: Float[Array, " steps"]
     accuracy: Float[Array, " steps"]
@@ -111,7 +111,7 @@ class Metrics(NamedTuple):
 
 
 def init_params(model: ModelConfig, seed: int) -> Params:
-    """normal(0.02) weights, the two projections into the residual stream scaled by 1 / sqrt(2 layers); norms 1, biases 0. fp32."""
+    """Random fp32 weights: normal(0.02), and the two projections into the residual stream over sqrt(2 layers). Norms are 1, biases 0."""
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes(model), is_leaf=lambda x: isinstance(x, tuple))
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     out = []
@@ -141,7 +141,7 @@ def init_state(config: TrainConfig, model: ModelConfig) -> State:
 
 
 def rate(config: TrainConfig, step: Int[Array, ""], restart: Int[Array, ""]) -> Float[Array, ""]:
-    """Learning rate of step `step` (0 is the first): warm-up and cosine, and another warm-up after moments were lost."""
+    """Learning rate of step `step` (0 is the first): warm-up, then cosine. From step `restart` on there is another warm-up."""
     at = (step + 1).astype(jnp.float32)
     progress = jnp.clip((at - config.warmup) / max(config.steps - config.warmup, 1), 0, 1)
     cosine = config.final_rate + (1 - config.final_rate) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
@@ -150,7 +150,7 @@ def rate(config: TrainConfig, step: Int[Array, ""], restart: Int[Array, ""]) -> 
 
 
 def product(spec: str, a: Array, b: Array) -> Array:
-    """einsum with an fp32 result; its gradients multiply in the operands' dtype, as flash attention's do."""
+    """einsum with an fp32 result. Its gradients multiply in the operands' dtype, as flash attention's do."""
     return _product(spec, a, b)
 
 
@@ -207,13 +207,13 @@ def target_logits(
     attention = partial(attend, implementation=implementation)
     attention = jax.checkpoint(attention) if remat else attention
     hidden = trunk(params, batch.tokens, batch.positions, model, lambda q, k, v: attention(q, k, v, batch.sees))
-    chosen = jax.nn.one_hot(batch.rows, hidden.shape[1], dtype=hidden.dtype)  # a product, as its gradient is faster than a scatter
+    chosen = jax.nn.one_hot(batch.rows, hidden.shape[1], dtype=hidden.dtype)  # a product: its gradient is faster than a scatter
     rows = jnp.einsum("ptr,prd->ptd", chosen, hidden)
     return product("ptd,vd->ptv", rows, head_weight(params))
 
 
 def loss(params: Params, batch: Batch, model: ModelConfig, config: TrainConfig) -> tuple[Float[Array, ""], tuple[Array, Array]]:
-    """Mean cross-entropy over the valid targets; and the share predicted right, and their number."""
+    """Mean cross-entropy over the valid targets, and of these the share that is predicted right and the number."""
     params = jax.tree.map(lambda p: p.astype(config.dtype), params)
     out = target_logits(params, batch, model, config.attention, config.remat)
     picked = jnp.take_along_axis(out, batch.targets[..., None], axis=-1)[..., 0]
@@ -226,7 +226,7 @@ def loss(params: Params, batch: Batch, model: ModelConfig, config: TrainConfig) 
 def train_steps(
     state: State, data: Packs, indices: Int[Array, "steps packs"], model: ModelConfig, config: TrainConfig
 ) -> tuple[State, Metrics]:
-    """One step for each row of `indices` (packs of `data`). The masks depend on the seed and the step's number alone."""
+    """A step for each row of `indices`, which names packs of `data`. The masks depend on nothing but the seed and the step's number."""
 
     def step(state: State, chosen: Array) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.step)

@@ -1,6 +1,6 @@
-"""Draft graphs compared before anything is decoded with them: from recorded vanilla runs alone, without a compilation a graph."""
+"""Draft graphs compared by recorded vanilla runs alone. Decoding with each of them would compile each of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
@@ -8,19 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from specfold_jax.calibration.calibrate import Source, choose
+from specfold_jax.calibration.calibrate import choose_graph
+from specfold_jax.calibration.options import Source
 from specfold_jax.calibration.records import Records, hits
-from specfold_jax.config import DecodeConfig, ModelConfig
 from specfold_jax.diffusion.draft import Known, distinct, every_draft
 from specfold_jax.diffusion.graph import DraftGraph
-from specfold_jax.tuning.profile import graph_from, graph_record
+from specfold_jax.tuning.measure import Subject
+from specfold_jax.tuning.profile import graph_of
 from specfold_jax.values import Size, conform, same_names
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A graph and what the records say of it. `depth`: mean accepted depth. `saved`: forwards saved a prompt, without shared commits.
-    `diversity`: distinct drafts over all drafts of the graph's nodes, mean over the recorded checks (1: no two nodes draft the same)."""
+    """A graph and what the records say of it.
+
+    `depth`: mean accepted depth. `saved`: forwards saved a prompt, without shared commits. `diversity`: distinct drafts over all drafts of
+    the graph's nodes, mean over the recorded checks (1: no two nodes draft the same).
+    """
 
     source: Source
     drafts: Size
@@ -34,24 +38,21 @@ class Candidate:
         conform(self)
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"graph": graph_record(self.graph)}
+        """The candidate as a JSON value."""
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"graph": self.graph.record()}
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> "Candidate":
-        """From `record`'s value."""
-        same_names("it", record, list(cls.__dataclass_fields__))
-        values: dict[str, Any] = dict(record)
-        values["graph"] = graph_from(record["graph"])
-        return cls(**values)
+    def of(cls, record: Any) -> "Candidate":
+        """The candidate of `record`'s value. Raises ValueError naming the field."""
+        same_names("it", record, [field.name for field in fields(cls)])
+        return cls(**record | {"graph": graph_of(record["graph"])})
 
 
-def candidate(
-    records: Records, prompts: int, model: ModelConfig, decode: DecodeConfig, source: Source, drafts: int, reach: int, name: str
-) -> Candidate | None:
-    """The best graph of a source under a budget of drafts; None where the source offers nothing on these records of `prompts` prompts."""
+def candidate(records: Records, prompts: int, subject: Subject, source: Source, drafts: int, reach: int) -> Candidate | None:
+    """The best graph of a source under a budget of drafts. None if the source offers nothing on these records of `prompts` prompts."""
+    model, decode = subject.model, subject.decode
     try:
-        graph = choose(records, model, decode, drafts, source, reach=reach, name=name)
+        graph = choose_graph(records, model, decode, drafts, source, reach=reach, name=subject.name)
     except ValueError:
         return None
     if not graph.nodes:
@@ -71,12 +72,14 @@ def candidate(
 
 
 def saved_forwards(records: Records, depth: np.ndarray) -> int:
-    """Forwards that accepted drafts save when the recorded runs are walked with them: a check that accepts n drafts skips n states, or
-    the rest of its block and the commit."""
+    """Forwards that accepted drafts save on the recorded runs. `depth`: drafts accepted at each record.
+
+    A check that accepts n drafts skips the next n states, or the rest of its block and the commit.
+    """
     saved = r = 0
     while r < len(depth):
         saved += int(depth[r])
-        for _ in range(int(depth[r])):  # stops at the block's last record, whose end has none of its own
+        for _ in range(int(depth[r])):  # stops at the block's last record: the complete canvas has no record
             if r + 1 < len(depth) and _follows(records, r):
                 r += 1
         r += 1
@@ -84,12 +87,12 @@ def saved_forwards(records: Records, depth: np.ndarray) -> int:
 
 
 def _follows(records: Records, r: int) -> bool:
-    """Whether the next record is the state this one led to."""
+    """Whether the next record is the state after this one."""
     return bool((records.canvas[r + 1] == records.after[r, 0]).all())
 
 
 def diversity(records: Records, graph: DraftGraph, mask_id: int, sub_block: int) -> float:
-    """Distinct valid drafts over valid drafts, mean over the records that have any."""
+    """Distinct valid drafts over valid drafts, mean over the records that have drafts."""
 
     @jax.jit
     def count(canvas: Array, known: Known) -> tuple[Array, Array]:
@@ -101,10 +104,10 @@ def diversity(records: Records, graph: DraftGraph, mask_id: int, sub_block: int)
 
 
 def worth_decoding(found: list[Candidate], forwards: float, least: float = 0.02) -> list[Candidate]:
-    """Per number of drafts the source that saves most, smallest first, without those that cannot pay.
+    """For each number of drafts the source that saves most, smallest first, without graphs that cannot pay.
 
-    More drafts never make a check cheaper, so a graph is left out where a smaller one saves as many of the `forwards` a prompt, up to a
-    share `least` of what is left of them.
+    More drafts never make a check cheaper. So a larger graph is left out if it lowers what is left of the `forwards` a prompt by a share
+    of less than `least`.
     """
     kept: list[Candidate] = []
     for drafts in sorted({c.drafts for c in found}):

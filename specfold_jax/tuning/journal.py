@@ -1,4 +1,4 @@
-"""What a tune run has measured so far, on disk: an interrupted run continues, and another run in its folder is refused."""
+"""The results of a tune run on disk. An interrupted run continues from them. Another run in the same folder is refused."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -15,10 +15,10 @@ PLAN, RESULTS, LOCK = "tune.json", "results.jsonl", ".lock"
 
 
 class Journal:
-    """The folder of a run: `tune.json` says what runs there, `results.jsonl` holds what is measured, line by line as it comes."""
+    """The folder of a run. `tune.json` holds its plan. `results.jsonl` takes a line for each measurement as it is made."""
 
     def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
-        """Begins a run in the folder, or continues the same one. Raises ValueError saying what differs, or which file is damaged."""
+        """Begins a run in the folder, or continues one of the same plan. Raises ValueError naming what differs, or a damaged file."""
         self.path = folder / RESULTS
         plan = json.loads(json.dumps(plan))
         if not (folder / PLAN).is_file():
@@ -32,7 +32,7 @@ class Journal:
             write_text(self.path, lines.decode())
 
     def once[T](self, key: str, make: Callable[[], Any], read: Callable[[Any], T]) -> T:
-        """What `read` makes of the value of `key`; the value is made and written down where it is new."""
+        """`read` of the value of `key`. If there is none yet, `make` makes it, and it is written down."""
         if key not in self.entries:
             value = json.loads(json.dumps(make()))
             with self.path.open("a", encoding="utf-8") as file:
@@ -47,14 +47,14 @@ class Journal:
 
 @contextmanager
 def open_journal(folder: Path, plan: dict[str, Any]) -> Iterator[Journal]:
-    """The journal of a run that has the folder to itself until the block ends.
+    """The journal of a run. No other run can use the folder until the block ends.
 
-    Raises ValueError for a folder that is in use or holds anything else, and as `Journal`.
+    Raises ValueError for a folder that is in use or holds anything else, and as `Journal` does.
     """
     if folder.exists() and not (folder / PLAN).is_file() and not _is_fresh(folder):
         raise ValueError(f"{folder} exists already and holds no tune run; name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)  # it goes with the process that holds it, so a file that is left means nothing
+    lock = FileLock(folder / LOCK)  # the process holds it, not the file: a file that is left over locks nothing
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -66,7 +66,7 @@ def open_journal(folder: Path, plan: dict[str, Any]) -> Iterator[Journal]:
 
 
 def _is_fresh(folder: Path) -> bool:
-    """Whether a folder holds at most what a run leaves behind that was ended before it had a plan."""
+    """Whether a folder is empty, but for leftovers of a run that ended before it had a plan."""
     return folder.is_dir() and all(entry.name == LOCK or entry.match(f".{PLAN}.*.partial") for entry in folder.iterdir())
 
 
@@ -93,7 +93,7 @@ def _entry(path: Path, number: int, line: bytes) -> tuple[str, Any]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What two plans disagree on, entry by entry."""
+    """The entries in which two plans differ."""
     found = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)

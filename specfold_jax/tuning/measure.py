@@ -1,17 +1,19 @@
-"""What one setting does on held-out prompts: agreement with vanilla, forwards, recompute ratios, time; and how sure that is."""
+"""One setting measured on held-out prompts: agreement with vanilla, forwards, recompute ratios and time, and their intervals."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specfold_jax.calibration.options import Source
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.diffusion.decoding import Decoding
 from specfold_jax.diffusion.graph import DraftGraph
+from specfold_jax.diffusion.state import Decoded
 from specfold_jax.evaluation.intervals import wilson
 from specfold_jax.methods import METHODS, MethodName
 from specfold_jax.models.transformer import Params
@@ -19,7 +21,7 @@ from specfold_jax.running.batch import batches, pad, run
 from specfold_jax.running.memory import explained
 from specfold_jax.running.summary import Run, summarise
 from specfold_jax.tuning.timing_table import median, require_times
-from specfold_jax.values import Natural, conform, same_names, show
+from specfold_jax.values import Natural, NotNegative, Size, conform, of_record, same_names, show, to_json
 
 DRAWS = 2000
 
@@ -36,14 +38,17 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """A method with its settings; None where the method has none."""
+    """A method with its settings. A setting that the method does not have is None."""
 
     method: MethodName
-    source: str | None = None
-    drafts: int | None = None
-    reach: int | None = None
-    tau: float | None = None
-    guard: float | None = None
+    source: Source | None = None
+    drafts: Size | None = None
+    reach: Size | None = None
+    tau: NotNegative | None = None
+    guard: NotNegative | None = None
+
+    def __post_init__(self) -> None:
+        conform(self)
 
     @property
     def key(self) -> str:
@@ -58,20 +63,30 @@ class Setting:
         return METHODS[self.method].lossless or self.guard == np.inf
 
     def fold(self) -> FoldConfig | None:
-        """Its fold."""
+        """Its fold, if it has one."""
         return FoldConfig(tau=self.tau, guard=self.guard) if self.tau is not None and self.guard is not None else None
 
     def decoding(self, subject: Subject, graph: DraftGraph | None) -> Decoding:
         """What decodes with it."""
         return Decoding.of(self.method, subject.model, subject.decode, graph, self.fold())
 
+    def record(self) -> dict[str, Any]:
+        """The setting as a JSON value."""
+        return to_json(asdict(self))
+
+    @classmethod
+    def of(cls, record: Any) -> "Setting":
+        """The setting of `record`'s value. Raises ValueError naming the field."""
+        return of_record(cls, "setting", record)
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """A setting on the held-out prompts, one number a prompt: `same` (vanilla's tokens, 0 or 1), `tokens` generated, `forwards`.
+    """A setting on the held-out prompts.
 
-    `checks`, `commits`, `guard_stops`: sums. `depth`: accepted drafts a drafting check. `recompute`: per layer, shares of draft rows
-    computed before attention and before the feed-forward network. `milliseconds`: of a loop iteration, one sample a batch.
+    One number a prompt: `same` (1 if the tokens are vanilla's, else 0), `tokens` generated, `forwards`. Sums: `checks`, `commits`,
+    `guard_stops`. `depth`: accepted drafts a drafting check. `recompute`: for each layer the shares of draft rows that were computed
+    before attention and before the feed-forward network. `milliseconds`: of a loop iteration, one sample a batch.
     """
 
     setting: Setting
@@ -114,12 +129,12 @@ class Outcome:
         return None if self.recompute is None else float(np.mean(self.recompute))
 
     def rate(self, batch: int) -> float:
-        """Tokens a second: tokens over loop iterations times the median time of one."""
+        """Tokens a second: all tokens, over the loop iterations times the median time of one."""
         count = iterations(np.array(self.forwards)[None], batch)[0]
         return float(sum(self.tokens) / (count * median(self.milliseconds) / 1000))
 
     def rate_interval(self, batch: int, seed: int) -> tuple[float, float]:
-        """95 % bootstrap interval of `rate`, over prompts and over time samples; the same for the same seed."""
+        """95 % bootstrap interval of `rate` over prompts and time samples. The same seed gives the same interval."""
         rng = np.random.default_rng(seed)
         tokens, forwards, samples = np.array(self.tokens), np.array(self.forwards), np.array(self.milliseconds)
         rows = rng.integers(len(tokens), size=(DRAWS, len(tokens)))
@@ -129,19 +144,14 @@ class Outcome:
         return float(low), float(high)
 
     def record(self) -> dict[str, Any]:
-        """For JSON; infinity is a word."""
-        setting = asdict(self.setting)
-        return asdict(self) | {"setting": setting | {"guard": "inf" if setting["guard"] == np.inf else setting["guard"]}}
+        """The outcome as a JSON value."""
+        return to_json(asdict(self)) | {"setting": self.setting.record()}
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> "Outcome":
-        """From `record`'s value."""
-        same_names("it", record, list(cls.__dataclass_fields__))
-        values: dict[str, Any] = dict(record)
-        values["setting"] = Setting(**values["setting"])
-        if values["setting"].guard == "inf":
-            values["setting"] = replace(values["setting"], guard=np.inf)
-        return cls(**values)
+    def of(cls, record: Any) -> "Outcome":
+        """The outcome of `record`'s value. Raises ValueError naming the field."""
+        same_names("it", record, [field.name for field in fields(cls)])
+        return cls(**record | {"setting": Setting.of(record["setting"])})
 
     def figures(self, batch: int, seed: int) -> dict[str, Any]:
         """The figures and intervals a profile quotes."""
@@ -165,8 +175,10 @@ class Outcome:
 
 
 def iterations(forwards: np.ndarray, batch: int) -> np.ndarray:
-    """Loop iterations [draws] of prompts decoded in order, `batch` together, from `forwards` [draws, prompts]: a batch takes as many as its
-    slowest row."""
+    """Loop iterations [draws] of prompts decoded in order, `batch` together. A batch takes as many as its slowest row.
+
+    `forwards`: [draws, prompts].
+    """
     missing = -forwards.shape[1] % batch
     padded = np.pad(forwards, ((0, 0), (0, missing)))
     return padded.reshape(len(forwards), -1, batch).max(axis=2).sum(axis=1)
@@ -174,20 +186,20 @@ def iterations(forwards: np.ndarray, batch: int) -> np.ndarray:
 
 def timed(
     subject: Subject, ids: Sequence[Sequence[int]], setting: Setting, graph: DraftGraph | None, first: int | None = None
-) -> tuple[list[Any], list[float]]:
-    """The decoded batches on the host, and milliseconds of a loop iteration in each. `first`: only that many batches."""
+) -> tuple[list[Decoded], list[float]]:
+    """The decoded batches on the host, and milliseconds of a loop iteration in each. `first`: only so many batches."""
     params, how = subject.params, setting.decoding(subject, graph)
 
-    def go(tokens: jax.Array, lengths: jax.Array) -> Any:
+    def decode(tokens: jax.Array, lengths: jax.Array) -> Decoded:
         return jax.block_until_ready(run(params, tokens, lengths, how))
 
     parts = [(jnp.asarray(tokens), jnp.asarray(lengths)) for tokens, lengths in batches(ids, subject.batch)[:first]]
     with explained(params, how, parts[0][0].shape):
-        go(*parts[0])  # compiles and warms up
+        decode(*parts[0])  # compiles and warms up
         done, milliseconds = [], []
         for tokens, lengths in parts:
             begun = time.perf_counter()
-            decoded = go(tokens, lengths)
+            decoded = decode(tokens, lengths)
             seconds = time.perf_counter() - begun
             done.append(jax.device_get(decoded))
             milliseconds.append(1000 * seconds / max(int(done[-1].stats.nfe.max()), 1))
@@ -197,11 +209,11 @@ def timed(
 def measure(
     subject: Subject, ids: Sequence[Sequence[int]], setting: Setting, graph: DraftGraph | None, vanilla: Sequence[Sequence[int]] | None
 ) -> tuple[Outcome, list[list[int]]]:
-    """Decodes the prompts with a setting; also returns what it generated. `vanilla`: what vanilla generated (None: this is vanilla)."""
+    """Decodes the prompts with a setting. Also returns the generated tokens. `vanilla`: vanilla's tokens (None: this is vanilla)."""
     done, milliseconds = timed(subject, ids, setting, graph)
-    whole = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(ids)], *done)
+    decoded = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(ids)], *done)
     prompt_lengths = pad(ids)[1]
-    result = Run(whole, prompt_lengths, summarise(whole, prompt_lengths, 0.0, setting.method))
+    result = Run(decoded, prompt_lengths, summarise(decoded, prompt_lengths, 0.0, setting.method))
     if result.summary.refused:
         row, reason = result.summary.refused[0]
         raise ValueError(f"held-out prompt {row} was not decoded: {reason}")
@@ -210,7 +222,7 @@ def measure(
         setting,
         same=[1] * len(ids) if vanilla is None else [int(a == list(b)) for a, b in zip(generated, vanilla, strict=True)],
         tokens=[len(row) for row in generated],
-        forwards=whole.stats.nfe.tolist(),
+        forwards=decoded.stats.nfe.tolist(),
         checks=total.checks,
         commits=total.commits,
         guard_stops=total.guard_stops,

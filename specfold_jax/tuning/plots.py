@@ -1,4 +1,4 @@
-"""Pictures of a tune run: speed and agreement against tau, forwards against drafts, recompute ratios, the chosen draft graph."""
+"""Pictures of a tune run: speed and agreement against tau, forwards against drafts, recompute ratios, the draft graph."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,43 +9,45 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specfold_jax.calibration.picture import EDGE, INK, draw_graph
+from specfold_jax.calibration.options import Source
+from specfold_jax.calibration.picture import draw_graph
 from specfold_jax.diffusion.graph import DraftGraph
-from specfold_jax.files import whole
+from specfold_jax.files import atomic_write
+from specfold_jax.palette import EDGE, GREY, INK, SERIES
+from specfold_jax.tuning.gates import GateShares
 from specfold_jax.tuning.measure import Outcome
+from specfold_jax.tuning.search import Tuned
 
-COLOURS = ("#1f77b4", "#d1495b", "#2a9d8f", "#e09f3e", "#7b5ea7", "#5c6b73")
-GREY = "#6c7a89"
-SOURCE_NAMES = {"ranks": "rank graph", "confidence": "confidence", "union": "union"}
+SOURCE_NAMES: dict[Source, str] = {"ranks": "rank graph", "confidence": "confidence", "union": "union"}
 
 
-def draw_all(tuned: Any, folder: Path) -> list[Path]:
-    """Writes the pictures that the run (`search.Tuned`) has data for into the folder; returns their files."""
+def draw_all(tuned: Tuned, folder: Path) -> list[Path]:
+    """Writes the pictures for which the run has data into the folder, and returns their files."""
     folded = [o for o in tuned.outcomes if o.setting.method == "specfold"]
     wanted: dict[str, Callable[[Path], None]] = {}
     if folded:
         wanted |= {"speed.png": lambda path: speed(tuned, folded, path), "recompute.png": lambda path: recompute(folded, path)}
-    if tuned.gates:
-        wanted["positions.png"] = lambda path: positions(tuned.gates, path)
+    if gates := tuned.gates:
+        wanted["positions.png"] = lambda path: positions(gates, path)
     if tuned.candidates:
         wanted["forwards.png"] = lambda path: forwards(tuned, path)
         wanted["graph.png"] = lambda path: draw_graph(_graph(tuned), path)
     for name, draw in wanted.items():
-        with whole(folder / name) as partial:
+        with atomic_write(folder / name) as partial:
             draw(partial)
     return [folder / name for name in wanted]
 
 
-def speed(tuned: Any, folded: list[Outcome], path: Path) -> None:
-    """Tokens/s over agreement, both against tau: a series for each graph and guard, vanilla and the best Spiffy as bands."""
+def speed(tuned: Tuned, folded: list[Outcome], path: Path) -> None:
+    """Tokens/s above and agreement below, both against tau. Each graph and guard is a series; vanilla and the best Spiffy are bands."""
     figure, (above, below) = _figure(2, (7.6, 6.6), sharex=True, height_ratios=(3, 2))
     taus = sorted({_tau(o) for o in folded})
-    place = {tau: n for n, tau in enumerate(taus)}
+    index = {tau: n for n, tau in enumerate(taus)}
     series = sorted({(o.setting.drafts, o.setting.reach, o.setting.guard) for o in folded})
     for n, (drafts, reach, guard) in enumerate(series):
         mine = sorted((o for o in folded if (o.setting.drafts, o.setting.reach, o.setting.guard) == (drafts, reach, guard)), key=_tau)
-        x = [place[_tau(o)] + 0.09 * (n - (len(series) - 1) / 2) for o in mine]
-        style = {"color": COLOURS[n % len(COLOURS)], "marker": "o", "ms": 5, "lw": 1.4, "capsize": 3, "elinewidth": 1}
+        x = [index[_tau(o)] + 0.09 * (n - (len(series) - 1) / 2) for o in mine]
+        style = {"color": SERIES[n % len(SERIES)], "marker": "o", "ms": 5, "lw": 1.4, "capsize": 3, "elinewidth": 1}
         rates = [o.rate(tuned.batch) for o in mine]
         _bars(
             above, x, rates, [o.rate_interval(tuned.batch, tuned.seed) for o in mine], f"SpecFold, {drafts} drafts, guard {guard:g}", style
@@ -73,8 +75,8 @@ def speed(tuned: Any, folded: list[Outcome], path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def forwards(tuned: Any, path: Path) -> None:
-    """Forwards a prompt against the number of drafts: expected from records a source, measured with its graph."""
+def forwards(tuned: Tuned, path: Path) -> None:
+    """Forwards a prompt against the number of drafts: a line for each source as records say, and points as measured."""
     figure, (axes,) = _figure(1, (7.6, 4.2))
     vanilla = next(o for o in tuned.outcomes if o.setting.method == "vanilla")
     base, reach = vanilla.forwards_per_sample, max(c.reach for c in tuned.candidates)
@@ -82,16 +84,16 @@ def forwards(tuned: Any, path: Path) -> None:
         mine = sorted((c for c in tuned.candidates if (c.source, c.reach) == (source, reach)), key=lambda c: c.drafts)
         if mine:
             y = [base - c.saved for c in mine]
-            # Confidence and union may coincide: both are to be seen.
+            # Confidence and union may coincide, so the line below is wider.
             width, size, dashes = {"ranks": (1.4, 4, "-"), "confidence": (2.8, 7, "-"), "union": (1.4, 4, "--")}[source]
-            line: Any = {"color": COLOURS[n], "marker": "o", "ms": size, "lw": width, "ls": dashes}
+            line: Any = {"color": SERIES[n], "marker": "o", "ms": size, "lw": width, "ls": dashes}
             axes.plot([c.drafts for c in mine], y, label=f"{SOURCE_NAMES[source]}, from records", **line)
     seen: set[str] = set()
     for method, marker in (("spiffy", "D"), ("specfold", "^")):
         for o in (o for o in tuned.outcomes if o.setting.method == method and o.setting.reach == reach):
             named = {"spiffy": "Spiffy, measured", "specfold": "SpecFold, measured"}[method]
-            x = o.setting.drafts + (0.0 if method == "spiffy" else 0.12)
-            style = {"color": INK if method == "spiffy" else COLOURS[3], "marker": marker, "s": 34, "zorder": 3}
+            x = (o.setting.drafts or 0) + (0.0 if method == "spiffy" else 0.12)
+            style = {"color": INK if method == "spiffy" else SERIES[3], "marker": marker, "s": 34, "zorder": 3}
             axes.scatter([x], [o.forwards_per_sample], label=None if named in seen else named, **style)
             seen.add(named)
     axes.axhline(base, color=GREY, lw=1.2, ls="--", label="vanilla, measured")
@@ -105,7 +107,7 @@ def forwards(tuned: Any, path: Path) -> None:
 
 
 def recompute(folded: list[Outcome], path: Path) -> None:
-    """Heat maps, layer by tau, of the shares of draft rows computed in front of each gate, for the graph with most settings."""
+    """Heat maps, layer by tau, of the computed shares of draft rows, for the graph with most settings."""
     graphs = [(o.setting.drafts, o.setting.guard) for o in folded if o.recompute is not None]
     drafts, guard = max(graphs, key=graphs.count)
     mine = sorted((o for o in folded if (o.setting.drafts, o.setting.guard) == (drafts, guard) and o.recompute is not None), key=_tau)
@@ -134,9 +136,9 @@ def recompute(folded: list[Outcome], path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def positions(gates: dict[str, Any], path: Path) -> None:
-    """Heat map, layer by position in the block, of the share of drafts computed there before attention (`gates.record_gates`)."""
-    share = np.array(gates["share"])
+def positions(gates: GateShares, path: Path) -> None:
+    """Heat map, layer by position in the block, of the share of drafts computed there before attention."""
+    share = np.array(gates.share)
     figure = Figure(figsize=(7.6, 1.7 + 0.22 * len(share)), dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -150,13 +152,13 @@ def positions(gates: dict[str, Any], path: Path) -> None:
     bar = figure.colorbar(image, ax=axes, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=8, colors=INK)
-    detail = f"{gates['setting']}: {gates['drafts']:,} drafts, {gates['collapsed']:.1%} collapsed onto another"
+    detail = f"{gates.setting}: {gates.drafts:,} drafts, {gates.collapsed:.1%} collapsed onto another"
     _title(axes, "Share of drafts recomputed before attention", detail)
     figure.savefig(path, format="png")
 
 
-def _graph(tuned: Any) -> DraftGraph:
-    """The chosen graph, or the one that saves most where vanilla was chosen."""
+def _graph(tuned: Tuned) -> DraftGraph:
+    """The chosen graph. If vanilla was chosen, the graph that saves most."""
     return tuned.profile.graph if tuned.profile.graph.nodes else max(tuned.candidates, key=lambda c: c.saved).graph
 
 

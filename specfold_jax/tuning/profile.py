@@ -1,32 +1,29 @@
 """A profile: the method and the settings that `specfold tune` chose for a model on a device, and what it measured.
 
-    found = profile.load("profile.json")
+    found = Profile.load("profile.json")
     decoded = batch.run(params, prompts, lengths, Decoding(model, found.decode, found.graph, found.fold))
 
-decodes with it whatever its method: vanilla's graph is empty, and only SpecFold has a fold.
+This decodes with any method: vanilla's graph is empty, and only SpecFold has a fold.
 """
 
-import json
-import math
 import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from specfold_jax import values as graph_json_values
 from specfold_jax.config import DecodeConfig, FoldConfig, ModelConfig
 from specfold_jax.diffusion.graph import DraftGraph, differing, require_made_for
 from specfold_jax.files import read_json, write_json
 from specfold_jax.methods import METHODS, MethodName
-from specfold_jax.values import Size, conform, conforming
+from specfold_jax.values import Size, conform, conforming, of_record, same_names, to_json
 
 _MADE_FOR: dict[str, Any] = {"model": str, "vocab": Size, "block": Size, "sub_block": Size}
 
 
 @dataclass(frozen=True, eq=False)  # a graph of arrays has no truth value under `==`
 class Profile:
-    """`method`, and the arguments of a decode with it. `made_for`: model name, vocabulary, block and sub-block (positions).
+    """`method`, and what a decode with it takes. `made_for`: model name, vocabulary, block and sub-block (positions).
 
-    `measured`: figures and intervals of the choice and its rivals; `notes`: what to know about them, in words.
+    `measured`: figures and intervals of the choice and its rivals. `notes`: what to know about them, in words.
     """
 
     method: MethodName
@@ -39,7 +36,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         conform(self)
-        graph_json_values.same_names("made_for", self.made_for, list(_MADE_FOR))
+        same_names("made_for", self.made_for, list(_MADE_FOR))
         made_for = {name: conforming(f"made_for[{name!r}]", self.made_for[name], hint) for name, hint in _MADE_FOR.items()}
         method = METHODS[self.method]
         if (self.fold is not None) != method.folds:
@@ -48,18 +45,47 @@ class Profile:
             raise ValueError(f"method={self.method!r} does not go with a graph of at most {self.graph.max_drafts} drafts a check")
         require_made_for(self.graph, *made_for.values())
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the profile as JSON, its graph inside; the file is whole or not there."""
-        record = {
+    def record(self) -> dict[str, Any]:
+        """The profile as a JSON value, its graph inside."""
+        return {
             "method": self.method,
-            "decode": config_record(self.decode),
-            "fold": None if self.fold is None else config_record(self.fold),
-            "graph": None if self.method == "vanilla" else graph_record(self.graph),
+            "decode": to_json(asdict(self.decode)),
+            "fold": None if self.fold is None else to_json(asdict(self.fold)),
+            "graph": self.graph.record() if METHODS[self.method].drafts else None,
             "made_for": self.made_for,
             "measured": self.measured,
             "notes": list(self.notes),
         }
-        write_json(path, record)
+
+    @classmethod
+    def of(cls, record: Any) -> "Profile":
+        """The profile of `record`'s value. Raises ValueError naming the field."""
+        same_names("the profile", record, [field.name for field in fields(cls)])
+        configs = {
+            "decode": of_record(DecodeConfig, "decode", record["decode"]),
+            "fold": None if record["fold"] is None else of_record(FoldConfig, "fold", record["fold"]),
+            "graph": DraftGraph.empty() if record["graph"] is None else graph_of(record["graph"]),
+        }
+        return cls(**record | configs)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the profile as JSON."""
+        write_json(path, self.record())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, name: str | None = None, model: ModelConfig | None = None) -> "Profile":
+        """Reads a profile. If a model is given, also checks that the profile was made for it. `name`: the model's, as it was recorded.
+
+        Raises ValueError naming the file and what is wrong or differs.
+        """
+        data = read_json(path, "a profile")
+        try:
+            found = cls.of(data)
+            if model is not None:
+                found.require_made_for(found.made_for["model"] if name is None else name, model)
+            return found
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def require_made_for(self, name: str, model: ModelConfig, block: int | None = None, sub_block: int | None = None) -> None:
         """Raises ValueError naming what differs from what the profile was made for. `block`, `sub_block`: sizes asked for, if any."""
@@ -68,59 +94,14 @@ class Profile:
             raise ValueError(f"the profile was made for {differ}; run specfold tune for this model and decoding")
 
 
-def load(path: str | os.PathLike, name: str | None = None, model: ModelConfig | None = None) -> Profile:
-    """Reads a profile; with a model, also checks that it was made for it (`name`: the model's, as `specfold tune` recorded it).
-
-    Raises ValueError naming the file and what is wrong or differs.
-    """
-    data = read_json(path, "a profile")
-    try:
-        graph_json_values.same_names("the profile", data, [field.name for field in fields(Profile)])
-        found = Profile(
-            method=data["method"],
-            decode=_config(DecodeConfig, "decode", data["decode"]),
-            graph=DraftGraph.empty() if data["graph"] is None else graph_from(data["graph"]),
-            fold=None if data["fold"] is None else _config(FoldConfig, "fold", data["fold"]),
-            made_for=data["made_for"],
-            measured=data["measured"],
-            notes=data["notes"],
-        )
-        if model is not None:
-            found.require_made_for(found.made_for["model"] if name is None else name, model)
-        return found
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
 def made_for(name: str, model: ModelConfig, decode: DecodeConfig) -> dict[str, Any]:
     """What a profile is bound to."""
     return {"model": name, "vocab": model.vocab, "block": decode.block(model), "sub_block": decode.window(model)}
 
 
-def config_record(config: DecodeConfig | FoldConfig) -> dict[str, Any]:
-    """A configuration as JSON values: float32 numbers by their own digits, infinity as a word."""
-
-    def plain(value: Any) -> Any:
-        if hasattr(value, "dtype"):
-            value = value.tolist() if value.dtype.kind in "iu" or value.ndim else float(str(value))
-        return "inf" if value == math.inf else value
-
-    return {key: plain(value) for key, value in asdict(config).items()}
-
-
-def _config[T](cls: type[T], name: str, values: Any) -> T:
-    graph_json_values.same_names(name, values, list(cls.__dataclass_fields__))  # type: ignore[attr-defined]  (cls is a dataclass)
-    return cls(**{key: math.inf if value == "inf" else value for key, value in values.items()})
-
-
-def graph_record(graph: DraftGraph) -> dict[str, Any]:
-    """A graph as the JSON value of its file."""
-    return json.loads(graph.text())
-
-
-def graph_from(record: Any) -> DraftGraph:
-    """The graph of such a value."""
+def graph_of(record: Any) -> DraftGraph:
+    """`DraftGraph.of`, for a graph inside another record."""
     try:
-        return DraftGraph.parse(record)
+        return DraftGraph.of(record)
     except ValueError as error:
         raise ValueError(f"graph: {error}") from error
