@@ -1,4 +1,4 @@
-"""Word problems with worked answers (reasoning-gym's `gsm_symbolic`, after GSM-Symbolic, arXiv 2410.05229), and prompt files."""
+"""Word problems with worked answers: reasoning-gym's `gsm_symbolic`, after GSM-Symbolic (arXiv 2410.05229)."""
 
 import json
 import math
@@ -30,20 +30,21 @@ class Problem:
 
 
 def final_number(text: str) -> float | None:
-    """The number after the first "####" of `text` ("#### $43,800" is 43800.0), or None if there is none."""
+    """The number after the first "####" of `text`, or None if there is none. "#### $43,800" gives 43800.0."""
     _, mark, tail = text.partition("####")
     found = _NUMBER.search(tail.partition("\n")[0]) if mark else None
     return float(found.group().replace(",", "")) if found else None
 
 
 def is_correct(text: str, problem: Problem) -> bool:
-    """Whether `text` arrives at the worked answer's number, compared as a number: "20" equals "20.0"."""
+    """Whether `text` arrives at the worked answer's number. Numbers are compared, so "20" equals "20.0"."""
     number = final_number(text)
     return number is not None and math.isclose(number, problem.number, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def _draw(first: int, count: int) -> Iterator[Problem]:
-    """The problems of seeds first .. first + count - 1: item i's numbers come from seed first + i, its template from `first` and i."""
+    """The problems of seeds first .. first + count - 1. Problem i has the numbers of seed first + i. Its template follows from `first` and
+    i."""
     try:
         import reasoning_gym  # takes over a second, and only training needs it
     except ImportError as error:
@@ -59,7 +60,7 @@ def _draw(first: int, count: int) -> Iterator[Problem]:
 
 
 def generate(draws: int, seed: int = 0) -> list[Problem]:
-    """The different questions among `draws` training problems, in order: about 85 % of 170 000 draws differ, fewer of more.
+    """The different questions among `draws` training problems, in order. Of 170 000 draws about 85 % differ, of more a smaller share.
 
     Raises ValueError if the seeds seed .. seed + draws - 1 reach the held-out ones (from 10**9 on).
     """
@@ -96,7 +97,7 @@ def packaged_problems() -> list[Problem]:
 
 
 def write_problems(path: Path, problems: Iterable[Problem]) -> None:
-    """One JSON object a line, with the fields of `Problem`; also a prompts file for `read_prompts`."""
+    """Writes a JSON object a line, with the fields of `Problem`. `read_prompts` reads the file too."""
     path.write_text("".join(json.dumps(asdict(p), ensure_ascii=False) + "\n" for p in problems), encoding="utf-8")
 
 

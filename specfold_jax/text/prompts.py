@@ -8,10 +8,10 @@ from specfold_jax.values import conforming
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file, one a line; blank lines are skipped.
+    """The prompts of a file, one a line. Blank lines are skipped.
 
-    `.txt`: the line is the prompt. `.jsonl`: an object with the string "prompt" or "question", or Spec-Bench's list "turns" (its first
-    turn is the prompt). Raises ValueError naming the file and line, and what would be right.
+    In a `.txt` file the line is the prompt. In a `.jsonl` file it is an object with the string "prompt" or "question", or with Spec-Bench's
+    list "turns", whose first turn is the prompt. Raises ValueError naming the file, the line and what would be right.
     """
     if path.suffix not in (".txt", ".jsonl"):
         raise ValueError(f"{path}: a prompts file must be named .txt (one prompt a line) or .jsonl (one object a line)")
@@ -34,9 +34,10 @@ def lines_of(path: Path) -> list[tuple[str, str]]:
 
 
 def json_object(where: str, line: str) -> dict[str, Any]:
+    """The object of a line. Raises ValueError, which begins with `where`, if it is none."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # not JSON, a number without end, or nested too deeply
+    except (ValueError, RecursionError) as error:  # not JSON, a number with too many digits, or nested too deeply
         raise ValueError(f"{where}: must be one JSON object ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f'{where}: must be a JSON object such as {{"prompt": "..."}}, got {type(record).__name__}')

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with whatever tokenizer a checkpoint folder holds; no torch, no network."""
+"""Text to token ids and back, with a checkpoint folder's tokenizer. Without PyTorch and without the network."""
 
 import os
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ _OTHER_FILES = ("tokenizer.model", "vocab.json", "tokenizer_config.json")
 def load_tokenizer(name: str | os.PathLike[str]) -> "PreTrainedTokenizerBase":
     """The tokenizer of a checkpoint folder, or of a model inside the package ("tiny"). Raises ValueError if it holds none."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch, which tokenizers do not need
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes seconds, which decoding need not spend
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes seconds, and decoding does without
 
     folder = resolve_folder(name)
     try:
-        if (folder / "tokenizer.json").is_file():  # past AutoTokenizer, which would want to understand config.json
+        if (folder / "tokenizer.json").is_file():  # not by AutoTokenizer, which has to know the config.json
             return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         if any((folder / file).is_file() for file in _OTHER_FILES):
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -31,7 +31,7 @@ def load_tokenizer(name: str | os.PathLike[str]) -> "PreTrainedTokenizerBase":
 
 
 def encode(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[str], raw: bool = False) -> list[list[int]]:
-    """Token ids of each prompt: one user turn of the chat template, if the tokenizer has one and `raw` is false.
+    """Token ids of each prompt. If the tokenizer has a chat template, a prompt becomes a user turn of it, unless `raw`.
 
     Raises ValueError naming a prompt that is empty or no text.
     """
@@ -42,7 +42,7 @@ def encode(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[str], raw: bo
         return [list(tokenizer(prompt).input_ids) for prompt in prompts]
     turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
     texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
-    # One text gives one flat list, which the stubs do not know.
+    # One text gives one flat list. The stubs do not know that.
     return [list(tokenizer(text, add_special_tokens=False).input_ids) for text in texts]  # type: ignore[arg-type]
 
 
@@ -57,7 +57,7 @@ def parse_ids(prompts: Sequence[str]) -> list[list[int]]:
 
 
 def decode_text(tokenizer: "PreTrainedTokenizerBase | None", ids: Sequence[int]) -> str:
-    """The text of generated ids without special tokens; the ids themselves where there is no tokenizer."""
+    """The text of generated ids without special tokens. Without a tokenizer, the ids themselves."""
     if tokenizer is None:
         return " ".join(str(int(i)) for i in ids)
     return str(tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)).strip()

@@ -1,19 +1,17 @@
-"""Training batches for block diffusion (Fast-dLLM v2's recipe, arXiv 2509.26328), laid out so that training sees what decoding shows.
+"""Training batches for block diffusion (Fast-dLLM v2's recipe, arXiv 2509.26328), in which a row sees the same as in decoding.
 
-A sample is question, separator, answer, stop token, padded with MASK to whole blocks. Its rows are a clean copy of all blocks and two
-noisy copies, complements of each other, of the blocks from the one that holds the first answer token:
+A sample is question, separator, answer and stop token, padded with MASK to complete blocks. It has three copies in a pack. The clean copy
+has all its blocks. The two noisy copies have the blocks from the first answer token on, and one masks the tokens that the other shows:
 
     pack = [clean blocks | noisy blocks | complement blocks]        several samples a pack, each row at its sample's own position
 
-What a row sees: its own block of its own copy, and the clean blocks before it of the same sample. That one law covers all three
-copies (the clean copy is block-causal, a noisy block is a canvas over committed blocks), so the keys of the clean rows and of the row's
-own block are all the keys there are.
+A row sees its own block of its own copy, and the clean blocks before that of the same sample. So the clean copy is block-causal, and a
+noisy block is a canvas on top of committed blocks. Attention needs no keys but those of the clean rows and of the row's own block.
 
-Position i is predicted by the row of i - 1. The first token of a block is the anchor: when a canvas is denoised it is always known, and
-it was read off the last row of the commit before it. So, departing from the recipe, it is never masked in the noisy copies and its
-target row is the clean row of i - 1. Every other answer token is masked in exactly one of the two noisy copies, and its target row is
-i - 1 of that copy. Every answer token, the stop token included, is thus a target exactly once. Padding is MASK in every copy, as
-positions after the end are when decoding, and no target.
+Position i is predicted by the row of i - 1. The first token of a block is different: decoding draws it from the last row of the commit
+before, and knows it whenever it denoises the block. So, unlike in the recipe, it is never masked, and the clean row of i - 1 predicts it.
+Every other answer token is masked in one of the two noisy copies, and the row of i - 1 in that copy predicts it. So every answer token,
+the stop token included, is a target once. Padding is MASK in every copy, as positions after the end are in decoding. It is no target.
 """
 
 from typing import NamedTuple
@@ -35,8 +33,8 @@ class Samples(NamedTuple):
 class Packs(NamedTuple):
     """Packed samples, by block slot; arrays on the host, or on the device for training.
 
-    `sample`: the clean slot at which the slot's sample starts, -1 where the slot is empty. `number`: the block's number in its sample.
-    `source`: the clean slot that a noisy slot copies. Offsets `first` <= o < `last` of a noisy slot are answer tokens (none where empty).
+    `sample`: the clean slot at which the slot's sample starts; -1 for an empty slot. `number`: the block's number in its sample.
+    `source`: the clean slot that a noisy slot copies. Offsets `first` <= o < `last` of a noisy slot are answer tokens.
     """
 
     tokens: Int[Array | np.ndarray, "packs clean block"]
@@ -48,7 +46,7 @@ class Packs(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rows of some packs, [clean | noisy | complement], and what to predict from them.
+    """Rows of some packs, [clean | noisy | complement], and the targets to predict from them.
 
     `sees[p, i, j]`: the block i of rows sees the clean block j (besides itself). Target t is token `targets[p, t]`, predicted from row
     `rows[p, t]`; it counts where `valid[p, t]`.
@@ -63,10 +61,10 @@ class Batch(NamedTuple):
 
 
 def pack(samples: Samples, clean: int, noisy: int, block: int, mask_id: int) -> tuple[Packs, int]:
-    """Packs the samples, larger ones first, each where it leaves the least room; returns the packs and how many samples are too long.
+    """Packs the samples: larger ones first, each where it leaves the least room. Also returns how many samples are too long.
 
-    `clean`, `noisy`: block slots a pack for clean blocks and for one noisy copy: a pack has (clean + 2 noisy) block rows.
-    Raises ValueError if an answer starts at position 0 (nothing could predict its first token) or nothing fits.
+    `clean`, `noisy`: block slots of a pack for clean blocks and for each noisy copy. A pack has (clean + 2 noisy) block rows. Raises
+    ValueError if an answer starts at position 0, where no row predicts its first token, or if no sample fits.
     """
     lengths, starts = np.asarray(samples.lengths, np.int64), np.asarray(samples.answer_starts, np.int64)
     if np.any((starts < 1) | (starts >= lengths)):
@@ -99,13 +97,13 @@ def pack(samples: Samples, clean: int, noisy: int, block: int, mask_id: int) -> 
 
 
 def _ragged(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For items of the given sizes laid end to end: every part's item, and its index inside the item."""
+    """For items of `counts` parts, laid end to end: the item of each part, and the part's index in it."""
     of = np.repeat(np.arange(counts.size), counts)
     return of, np.arange(of.size) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _assign(need_clean: np.ndarray, need_noisy: np.ndarray, clean: int, noisy: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Best fit, decreasing, a whole size class at a time: each sample's pack and first slots, and the number of packs."""
+    """Best fit, decreasing, all samples of a size at a time: each sample's pack and first slots, and the number of packs."""
     where, at_clean, at_noisy = (np.zeros(need_clean.size, np.int64) for _ in range(3))
     room: dict[tuple[int, int], list[np.ndarray]] = {}  # packs by free clean and noisy slots
     count, sizes = 0, need_clean + 2 * need_noisy
@@ -119,7 +117,7 @@ def _assign(need_clean: np.ndarray, need_noisy: np.ndarray, clean: int, noisy: i
                 packs = room[free].pop()
                 if not room[free]:
                     del room[free]
-            else:  # as many new packs as the rest of the class fills
+            else:  # as many new packs as the rest of this size fills
                 free = (clean, noisy)
                 fresh = -(-todo.size // min(clean // c, noisy // n))
                 packs, count = np.arange(count, count + fresh), count + fresh
@@ -133,7 +131,7 @@ def _assign(need_clean: np.ndarray, need_noisy: np.ndarray, clean: int, noisy: i
 
 
 def batch_indices(seed: int, packs: int, batch: int, start: int, steps: int) -> Int[np.ndarray, "steps batch"]:
-    """Which packs the steps `start` .. `start + steps - 1` train on: an endless stream of permutations, one an epoch."""
+    """The packs of the steps `start` .. `start + steps - 1`, from an endless stream of permutations, one an epoch."""
     stream = np.arange(start * batch, (start + steps) * batch)
     epochs = stream // packs
     orders = {epoch: np.random.default_rng([seed, epoch]).permutation(packs) for epoch in np.unique(epochs)}
@@ -142,7 +140,8 @@ def batch_indices(seed: int, packs: int, batch: int, start: int, steps: int) -> 
 
 
 def make_batch(packs: Packs, key: Array, mask_id: int) -> Batch:
-    """Draws the masks: per noisy block t ~ U(0, 1), and each answer token but a block's first is masked with (1 - 1e-3) t + 1e-3."""
+    """Draws the masks. Each noisy block draws t ~ U(0, 1). Its answer tokens, but for the block's first, are masked with probability
+    (1 - 1e-3) t + 1e-3."""
     count, clean, block = packs.tokens.shape
     noisy = packs.source.shape[1]
     tokens = packs.tokens.astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""The training set on disk: tokenizer, packed-away samples and held-out problems, made once on a CPU and small enough to carry."""
+"""The training set on disk: tokenizer, compressed samples and held-out problems. It is made once, on a CPU."""
 
 import hashlib
 import io
@@ -31,7 +31,7 @@ class TrainData(NamedTuple):
 
 
 def to_samples(problems: Sequence[data.Problem], tokenizer: Any) -> Samples:
-    """Question, separator, worked answer, stop token; the answer starts after the separator."""
+    """A sample for each problem: question, separator, worked answer, stop token. The answer starts after the separator."""
     questions = encode_plain(tokenizer, [p.question + ANSWER for p in problems])
     answers = encode_plain(tokenizer, [p.answer_text + END for p in problems])
     starts = np.array([len(q) for q in questions], np.int32)
@@ -41,9 +41,9 @@ def to_samples(problems: Sequence[data.Problem], tokenizer: Any) -> Samples:
 
 
 def prepare(out: Path, draws: int = 600_000, seed: int = 0, held_out: int = 2000, vocab: int = VOCAB) -> dict[str, Any]:
-    """Writes the tokenizer, the samples of `draws` problems without duplicates, and `held_out` problems; returns meta.json's content.
+    """Writes the tokenizer, the samples of the different problems among `draws`, and `held_out` problems. Returns meta.json's content.
 
-    Raises ValueError if `out` exists and is not empty. 600 000 draws take about five minutes on two cores, and 17 MB.
+    600 000 draws take about five minutes on two cores, and 17 MB. Raises ValueError if `out` exists and is not empty.
     """
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} must be a new or empty folder")
@@ -53,7 +53,7 @@ def prepare(out: Path, draws: int = 600_000, seed: int = 0, held_out: int = 2000
     tokenizer.save_pretrained(out / "tokenizer", save_jinja_files=False)
     data.write_problems(out / "held_out.jsonl", data.held_out(held_out, {p.question for p in problems}))
     tokens = answers = longest = 0
-    with ThreadPoolExecutor() as pool:  # lzma works outside the interpreter's lock
+    with ThreadPoolExecutor() as pool:  # lzma releases the interpreter's lock
         writes = []
         for index, first in enumerate(range(0, len(problems), _SAMPLES_A_FILE)):
             samples = to_samples(problems[first : first + _SAMPLES_A_FILE], tokenizer)
@@ -87,7 +87,7 @@ def _write(path: Path, samples: Samples) -> None:
 
 
 def load(folder: Path) -> TrainData:
-    """Reads what `prepare` wrote. Raises ValueError if the folder is not complete."""
+    """Reads a folder that `prepare` wrote. Raises ValueError if it is not complete."""
     files = sorted(folder.glob("samples-*.npz.xz"))
     if not (folder / "meta.json").is_file() or not files:
         raise ValueError(f"{folder} must be a folder of training data: it lacks meta.json or samples-*.npz.xz")

@@ -1,4 +1,4 @@
-"""Trains the tiny block-diffusion model on all local devices, resumably."""
+"""Training of the tiny block-diffusion model on all local devices. An interrupted run can resume."""
 
 import signal
 import threading
@@ -50,10 +50,11 @@ def train(
 ) -> TrainResult:
     """Trains on the folder `data` (from `prepare`) into the run folder `out`, from its newest checkpoint if it has one.
 
-    Stops after `max_seconds` (compilation included), on SIGINT or SIGTERM (a second one kills), or when done; each leaves a complete
-    checkpoint, from which the same call goes on bit for bit. Finishing writes `out`/model. `export`: a run folder that gets a compact
-    checkpoint as well when it stops, in files of at most `shard_mib` MiB. `report` gets each record of the curve.
-    Raises ValueError if `out` holds something else or a run of another configuration or data set, or the devices do not divide the packs.
+    Stops when done, after `max_seconds` (compilation included), or on SIGINT or SIGTERM; a second signal kills. Every stop leaves a
+    complete checkpoint, from which the same call continues bit for bit. A finished run has `out`/model. `save_seconds`: time between
+    checkpoints. `export`: a run folder that also gets a compact checkpoint at the stop, in files of at most `shard_mib` MiB. `report` is
+    called with each record of the curve. Raises ValueError if `out` holds something else or a run of another configuration or data set,
+    or if the devices do not divide the packs.
     """
     started = time.monotonic()
     console = console or Console()
@@ -68,7 +69,7 @@ def train(
     if export is not None and (found := latest(export)):
         _require_same(found, config, loaded)
     state, seconds = _resume(config, loaded, out, init_state(config, model))
-    if int(state.step) == config.steps:  # also how a compact checkpoint of a finished run becomes a model folder
+    if int(state.step) == config.steps:  # a compact checkpoint of a finished run becomes a model folder here
         folder = out / "model"
         if not folder.exists():
             write_model(out, state, config, loaded)
@@ -79,14 +80,15 @@ def train(
     size = config.rows // config.packs
     console.print(f"{count} packs of {size} rows ({dropped} samples too long), {len(devices)} x {devices[0].device_kind}")
     mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
-    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "data"))
-    state, packs = jax.device_put(state, whole), jax.device_put(packs, whole)
+    replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "data"))
+    state, packs = jax.device_put(state, replicated), jax.device_put(packs, replicated)
 
     def indices(step: int) -> jax.Array:
         return jax.device_put(batch_indices(config.seed, count, config.packs, step, config.scan), split)
 
     function = partial(train_steps, model=model, config=config)
-    jitted = jax.jit(function, in_shardings=(whole, whole, split), out_shardings=(whole, whole), donate_argnums=0)
+    shardings = (replicated, replicated, split)
+    jitted = jax.jit(function, in_shardings=shardings, out_shardings=(replicated, replicated), donate_argnums=0)
     compiled = jitted.lower(state, packs, indices(0)).compile()
     console.print(f"ready after {time.monotonic() - started:.1f} s")
 
@@ -115,13 +117,13 @@ def train(
         save_state(export, state, meta | {"seconds": seconds}, "compact", shard_mib)
         (export / "curve.jsonl").write_text((out / "curve.jsonl").read_text())
     if step < config.steps:
-        console.print(f"stopped ({reason}) at step {step} of {config.steps}; the same command goes on from {final}")
+        console.print(f"stopped ({reason}) at step {step} of {config.steps}; the same command continues from {final}")
         return TrainResult(step, reason, final, None)
     return TrainResult(step, "finished", final, write_model(out, state, config, loaded))
 
 
 def _resume(config: TrainConfig, data: TrainData, out: Path, fresh: State) -> tuple[State, float]:
-    """The newest checkpoint's state and seconds of training; or a fresh state, saved at once so that `out` is known as a run."""
+    """The newest checkpoint's state and seconds of training. Without one, the fresh state, saved so that `out` is known as a run."""
     found = latest(out)
     if found is None:
         save_state(out, fresh, {"config": asdict(config), "data": data.digest, "seconds": 0.0})
@@ -142,7 +144,7 @@ def _require_same(found: Path, config: TrainConfig, data: TrainData) -> None:
 
 
 def _record(metrics: Metrics, config: TrainConfig, step: int, packs: int) -> dict[str, Any]:
-    """A dispatch's line of the curve: means over its targets."""
+    """The curve's record of a dispatch: means over its targets."""
     values, accuracy, targets = (np.asarray(x, np.float64) for x in jax.device_get(metrics))
     done = step + config.scan
     return {
@@ -156,7 +158,7 @@ def _record(metrics: Metrics, config: TrainConfig, step: int, packs: int) -> dic
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Collects the names of SIGINT and SIGTERM instead of dying of them; only the main thread may. A second one acts as it used to."""
+    """Collects the first SIGINT or SIGTERM by its name, instead of ending. The next one acts as before. Works in the main thread only."""
     received: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -179,7 +181,7 @@ def _signals() -> Iterator[list[str]]:
 
 @contextmanager
 def _progress(console: Console, config: TrainConfig, step: int) -> Iterator[Report]:
-    """A progress bar on a terminal, else a log line now and then."""
+    """A progress bar on a terminal. Otherwise a line now and then."""
     text = "step {step}  loss {loss:.4f}  masked accuracy {accuracy:.4f}  {rows_per_second:,} rows/s".format_map
     if not console.is_terminal:
         shown = [time.monotonic() - 10.0]

@@ -1,7 +1,7 @@
 """A training run on disk: `step-00001200/` (safetensors and meta.json), `curve.jsonl`, and in the end `model/`.
 
-A "complete" checkpoint holds the whole state and resumes bit for bit. A "compact" one holds the weights and the step alone, a third of
-the size: after it, AdamW's moments start from zero under another warm-up, which its meta.json says.
+A "complete" checkpoint holds all of the state and resumes bit for bit. A "compact" one holds the weights and the step alone, a third of the
+size. A run that resumes from it starts AdamW's moments from zero, under another warm-up. meta.json says which kind a checkpoint is.
 """
 
 import json
@@ -20,6 +20,7 @@ from specfold_jax.models import checkpoint
 from specfold_jax.training.data import TrainData
 from specfold_jax.training.step import State, TrainConfig
 from specfold_jax.training.tokenizer import END, MASK, PAD
+from specfold_jax.values import conforming
 
 Kind = Literal["complete", "compact"]
 
@@ -34,9 +35,8 @@ def _named(tree: Any) -> dict[str, Any]:
 
 
 def save_state(out: Path, state: State, meta: Mapping[str, Any], kind: Kind = "complete", shard_mib: float | None = None) -> Path:
-    """Writes a checkpoint under another name, renames it, then drops older ones. `shard_mib` bounds the size of its files."""
-    if kind not in ("complete", "compact"):
-        raise ValueError(f"{kind=} must be 'complete' or 'compact'")
+    """Writes a checkpoint under another name, renames it, then deletes older ones. `shard_mib`: the largest size of its files."""
+    conforming("kind", kind, Kind)
     named = {name: np.asarray(jax.device_get(x)) for name, x in _named(state).items()}
     if kind == "compact":
         named = {name: x for name, x in named.items() if name == "step" or name.startswith("params/")}
@@ -71,7 +71,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def load_state(folder: Path, like: State) -> tuple[State, dict[str, Any]]:
-    """Reads a checkpoint into the shape of `like` (a fresh state), and its meta.json. Raises ValueError naming what does not fit."""
+    """Reads a checkpoint, and its meta.json. `like`: a fresh state of the same shapes. Raises ValueError naming what does not fit."""
     meta = read_meta(folder)
     files = sorted(folder.glob("state-*.safetensors"))
     if len(files) != meta["shards"]:
@@ -95,13 +95,13 @@ def load_state(folder: Path, like: State) -> tuple[State, dict[str, Any]]:
 
 
 def append_curve(out: Path, record: Mapping[str, Any]) -> None:
-    """One line of the learning curve."""
+    """Adds a line to the learning curve."""
     with (out / "curve.jsonl").open("a") as file:
         file.write(json.dumps(dict(record)) + "\n")
 
 
 def read_curve(out: Path) -> list[dict[str, Any]]:
-    """The learning curve without what a later resume repeated: steps increase."""
+    """The learning curve. Steps increase: of lines that a resumed run repeated, only the later ones are kept."""
     path, kept = out / "curve.jsonl", []
     for line in path.read_text().splitlines() if path.is_file() else []:
         record = json.loads(line)
@@ -112,7 +112,7 @@ def read_curve(out: Path) -> list[dict[str, Any]]:
 
 
 def write_model(out: Path, state: State, config: TrainConfig, data: TrainData) -> Path:
-    """Writes `model/`: weights in bfloat16, config.json, the tokenizer and a model card. It appears only when complete."""
+    """Writes `model/`: weights in bfloat16, config.json, the tokenizer and a model card. The folder appears when it is complete."""
     folder, partial = out / "model", out / f".partial-model-{os.getpid()}"
     if folder.exists():
         raise ValueError(f"{folder} exists already")
@@ -132,7 +132,7 @@ def special_ids(data: TrainData) -> tuple[int, int, int, int]:
 
 
 def model_card(out: Path, step: int, config: TrainConfig, data: TrainData) -> str:
-    """README.md of the model folder. Accuracy comes from `evaluation.json` in the run's folder, where there is one."""
+    """README.md of the model folder. Accuracy comes from `evaluation.json` in the run's folder, if there is one."""
     curve, meta = read_curve(out), data.meta
     last = curve[-1] if curve else {"epochs": 0.0, "loss": float("nan"), "accuracy": float("nan"), "seconds": 0.0}
     file = out / "evaluation.json"

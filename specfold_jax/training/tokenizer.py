@@ -1,4 +1,4 @@
-"""The tiny model's tokenizer: byte-level BPE in which a digit is always a token of its own, saved as a transformers folder."""
+"""The tiny model's tokenizer: byte-level BPE in which every digit is a token of its own. It is saved as a transformers folder."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,9 +16,9 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int = VOCAB) -> PreTrainedTokenizerFast:
-    """Trains the tokenizer: ids 0 .. 3 are pad, answer, end and mask; `vocab` counts them and the 256 bytes.
+    """Trains the tokenizer. Ids 0 .. 3 are pad, answer, end and mask. `vocab` counts these and the 256 bytes too.
 
-    Raises ValueError if `texts` do not hold enough different words for `vocab` tokens, or `vocab` is too small for the bytes.
+    Raises ValueError if `texts` hold too few different words for `vocab` tokens, or if `vocab` is too small for the bytes.
     """
     if vocab < 260:
         raise ValueError(f"{vocab=} must be at least 260: four special tokens and the 256 bytes")
@@ -49,5 +49,5 @@ def train_tokenizer(texts: Iterable[str], vocab: int = VOCAB) -> PreTrainedToken
 
 
 def encode_plain(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, on all cores. The texts are plain: whoever passes special tokens' names gets their ids."""
+    """Token ids of each text, on all cores, without a template. The name of a special token becomes its id."""
     return [e.ids for e in tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
