@@ -1,8 +1,14 @@
 """Configurations: what a model is, how to decode, how to fold.
 
-All three are frozen dataclasses registered as pytrees. Fields that shape the program (sizes, switches) are static metadata;
-numbers one sweeps (threshold, temperature, seed, tau, guard) are leaves, so changing them never recompiles a jitted decode. A
-temperature of exactly 0 is static too: a greedy decode's program has nothing that draws, so 0 and all others are two compilations.
+All three are frozen dataclasses and pytrees. `jax.jit` sees two kinds of fields:
+
+- Static fields shape the program: sizes and switches. They are part of the tree's structure, and another value compiles again.
+- Swept numbers are leaves: threshold, temperature, seed, tau and guard. Another value runs the program that is there.
+
+A temperature of 0 is part of the program. Greedy decoding needs no noise, and a program that does not know this would hold the code for
+noise and a branch around it in every check. So a temperature that is the number 0 is no leaf: it is left out of the tree, as None is.
+Trees with and without it differ in structure, and `jax.jit` compiles one program for 0 and one for all other temperatures. Inside `jit`,
+`DecodeConfig.greedy` says which one is traced.
 """
 # ruff: noqa: RUF009  (`_static` makes a field of its own for each)
 
@@ -30,30 +36,30 @@ def _static(**kwargs: Any) -> Any:
 
 
 def _is_zero(value: Any) -> bool:
-    """Whether a number is the host's 0 that `_number` stores. Arrays are not looked at: that would wait for the device."""
+    """Whether a number is the 0 that `_store_number` keeps on the host. Reading a JAX array would wait for its device."""
     return isinstance(value, np.generic) and bool(value == 0)
 
 
 def _register[T: type](cls: T) -> T:
-    """A pytree whose unflattening goes past the constructor: leaves may be tracers, and checking arrays would wait for the device.
+    """Registers a configuration as a pytree. A field marked `static_zero` is a leaf, or None in the tree if it is 0.
 
-    Fields marked `static_zero` are leaves unless they are 0.
+    Unflattening goes past the constructor, because leaves may be tracers and reading arrays would wait for the device.
     """
     fields = cls.__dataclass_fields__.values()
     static = [f.name for f in fields if f.metadata.get("static")]
     swept = [f.name for f in fields if f.name not in static]
-    may_be_static = [f.name for f in fields if f.metadata.get("static_zero")]
+    static_zero = [f.name for f in fields if f.metadata.get("static_zero")]
 
     def flatten(config: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        zeros = tuple(n for n in may_be_static if _is_zero(getattr(config, n)))
-        leaves = [(jax.tree_util.GetAttrKey(n), getattr(config, n)) for n in swept if n not in zeros]
-        return leaves, (zeros, *(getattr(config, n) for n in static))
+        numbers = {name: getattr(config, name) for name in swept}
+        numbers |= {name: None for name in static_zero if _is_zero(numbers[name])}
+        return [(jax.tree_util.GetAttrKey(name), value) for name, value in numbers.items()], tuple(getattr(config, n) for n in static)
 
-    def unflatten(aux: tuple[Any, ...], leaves: Iterable[Any]) -> Any:
-        zeros, *facts = aux
-        names = [*(n for n in swept if n not in zeros), *zeros, *static]
+    def unflatten(switches: tuple[Any, ...], numbers: Iterable[Any]) -> Any:
+        values = dict(zip((*swept, *static), (*numbers, *switches), strict=True))
+        values |= {name: ZERO for name in static_zero if values[name] is None}
         config = object.__new__(cls)
-        for name, value in zip(names, (*leaves, *(ZERO for _ in zeros), *facts), strict=True):
+        for name, value in values.items():
             object.__setattr__(config, name, value)
         return config
 
@@ -62,26 +68,27 @@ def _register[T: type](cls: T) -> T:
 
 
 def concrete(value: Any) -> np.ndarray | None:
-    """An array's values, or None while it is being traced (or is a pytree placeholder)."""
+    """An array's values. None if it is a tracer, or a placeholder in a pytree."""
     if isinstance(value, Tracer) or not isinstance(value, (np.ndarray, np.generic, jax.Array)):
         return None
     return np.asarray(value)
 
 
 @np.errstate(over="ignore")  # beyond a dtype is infinity
-def _number(config: Any, name: str, dtype: type, rule: str, valid: Any, axes: int = 0) -> None:
-    """Checks a swept number and stores it with a strong dtype, so that 0.9 and np.float32(0.9) share one compilation.
+def _store_number(config: Any, name: str, dtype: type, rule: str, valid: Any, axes: int = 0) -> None:
+    """Validates a swept number and stores it in its field's dtype, because 0.9 and np.float32(0.9) then share one compilation.
 
-    JAX's arrays stay on their device, except that a 0 which is to be static is stored on the host. Of a tracer only dtype and shape
-    are checked.
+    A JAX array stays on its device. But the 0 of a `static_zero` field goes to the host, where `_is_zero` finds it. A tracer has no values
+    yet, so only its dtype and shape are validated.
     """
-    value, fault = getattr(config, name), None
+    value = getattr(config, name)
     traced = isinstance(value, Tracer)
     try:
         found = value if traced else np.asarray(value)
         number = jnp.issubdtype(found.dtype, np.floating) or jnp.isdtype(found.dtype, "integral")
     except (TypeError, ValueError):  # uneven lists, random keys
         found, number = np.asarray(None), False
+    fault = None
     if not number:
         fault = rule + ", not a truth value" * (found.dtype == bool)
     elif found.ndim > axes:
@@ -93,20 +100,23 @@ def _number(config: Any, name: str, dtype: type, rule: str, valid: Any, axes: in
     if traced:
         return
     static = config.__dataclass_fields__[name].metadata.get("static_zero") and not found.any()
-    on_host = static or not isinstance(value, jax.Array)
-    object.__setattr__(config, name, found.astype(dtype)[()] if on_host else lax.convert_element_type(value, dtype))
+    on_device = isinstance(value, jax.Array) and not static
+    object.__setattr__(config, name, lax.convert_element_type(value, dtype) if on_device else found.astype(dtype)[()])
 
 
 @_register
 @dataclass(frozen=True)
 class ModelConfig:
-    """One transformer; a family is a row of switches (`families.py` reads them from a checkpoint's `config.json`).
+    """One transformer. A family is a set of switches, which `families.py` reads from a checkpoint's `config.json`.
 
-    `block_origin`: "absolute" (blocks are cut at multiples of `block_size`) or "prompt" (at the prompt's end).
-    `shift`: position i is predicted by the row of i - 1. `draws_first_token`: a block's first token is drawn from the commit's last row.
-    `commit`: attention inside a block when it is committed. `strict`: the reveal test is `>` rather than `>=`.
-    `stop_rule`: "reveal" (tested after each reveal, then the row ends), "reveal_commit" (the same, but a commit follows),
-    "commit" (tested when a block has been committed).
+    Attributes:
+        block_origin: "absolute" if blocks begin at multiples of `block_size`, "prompt" if the first one begins at the prompt's end.
+        shift: position i is predicted by the row of position i - 1.
+        draws_first_token: a block's first token is drawn from the last row of the block before.
+        commit: attention inside a block when it is committed, "block" or "causal".
+        strict: a token is revealed if its score is above the threshold. Otherwise it may also be equal.
+        stop_rule: "reveal" tests for a stop token after each reveal, and the row ends. "reveal_commit" does the same, and a commit
+            follows. "commit" tests after a block's commit.
     """
 
     family: str = _static()
@@ -153,13 +163,21 @@ class ModelConfig:
 @_register
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How to decode. `None` means the model family's own value.
+    """How to decode. None stands for the model family's own value.
 
-    `threshold` and the scores it is compared with are probabilities of the best token (1: one token a step; 0: all at once).
-    `steps`: reveal at least block_size / steps tokens a step. `order`: which tokens are revealed when too few pass the threshold.
-    `pack`: evaluate only the rows that matter, in capacity buckets (same results; False keeps one dense program).
-    `share`: one forward may serve as a block's commit and as the next block's first check; it takes one of the drafts' places.
-    `impl`: "xla", "pallas" (NotImplementedError where the kernels cannot run), or "auto" (`specfold_jax.backends.choice`).
+    Attributes:
+        max_new_tokens: the most new tokens of a row.
+        threshold: the probability above which a token is revealed. 1 reveals one token a step, 0 all at once.
+        sub_block: positions that are finished before the next ones. Divides the block.
+        block_size: positions that are denoised together.
+        steps: reveal at least block_size / steps tokens a step.
+        order: which tokens are revealed if too few pass the threshold, the most confident ("confidence") or the leftmost ("left").
+        temperature: 0 is greedy. Above, tokens are sampled.
+        seed: of the sampling noise, one number or one a row.
+        stop_ids: tokens that end a row.
+        impl: "xla", "pallas" (NotImplementedError if the kernels cannot run), or "auto" (`specfold_jax.backends.choice`).
+        pack: evaluate only the rows that matter, in one of a few capacities. False gives the same results from one dense program.
+        share: one forward pass may commit a block and check the next block's first canvas. That takes the place of one draft.
     """
 
     max_new_tokens: Size = _static(default=256)
@@ -177,9 +195,9 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         conform(self, ("threshold", "temperature", "seed"))
-        _number(self, "threshold", np.float32, "a probability in [0, 1]", lambda v: (v >= 0) & (v <= 1))
-        _number(self, "temperature", np.float32, "a finite number of at least 0", lambda v: (v >= 0) & (v <= LARGEST))
-        _number(
+        _store_number(self, "threshold", np.float32, "a probability in [0, 1]", lambda v: (v >= 0) & (v <= 1))
+        _store_number(self, "temperature", np.float32, "a finite number of at least 0", lambda v: (v >= 0) & (v <= LARGEST))
+        _store_number(
             self, "seed", np.int32, "an int32, or one int32 a row", lambda v: (v == np.floor(v)) & (v >= -(2**31)) & (v < 2**31), axes=1
         )
         if self.impl not in IMPLEMENTATIONS:
@@ -187,23 +205,23 @@ class DecodeConfig:
 
     @property
     def greedy(self) -> bool:
-        """Whether the temperature is known to be 0, so that programs hold nothing that draws.
+        """Whether the temperature is known to be 0. Programs then hold nothing that draws.
 
-        False under `jit` for a temperature that is passed in as an array of its own: it decodes greedily if it turns out to be 0.
+        A temperature that is an argument of your own `jit` is not known. The program then decodes greedily if the value turns out to be 0.
         """
         return _is_zero(self.temperature)
 
     @property
     def sampling_temperature(self) -> Float[Array, ""] | None:
-        """The temperature for programs to compute with, fp32, or None when `greedy`."""
+        """The temperature that programs compute with, fp32. None if `greedy`."""
         return None if self.greedy else jnp.asarray(self.temperature, jnp.float32)
 
     def block(self, model: ModelConfig) -> int:
-        """Positions a block."""
+        """How many positions a block has."""
         return self.block_size or model.block_size
 
     def window(self, model: ModelConfig) -> int:
-        """Positions a sub-block."""
+        """How many positions a sub-block has."""
         block = self.block(model)
         sub_block = self.sub_block or min(model.sub_block or block, block)
         if block % sub_block:
@@ -220,13 +238,17 @@ class DecodeConfig:
 @_register
 @dataclass(frozen=True)
 class FoldConfig:
-    """Residual-gated folding (SpecFold, arXiv 2610.04875; algorithms marked "ours" below are this project's).
+    """Residual-gated folding (SpecFold, arXiv 2610.04875). What is marked "ours" is this project's.
 
-    `tau`: a position is folded when its relative residual is at most tau. `guard` (ours): log-odds margin that every decision drawn
-    from a folded branch must have; 0 trusts them all, inf none (lossless). `gates`: one gate a layer, or a second one in front of the
-    feed-forward network (ours). `reference`: compare with the parent branch or with the resolved source. `correction`: re-evaluate a
-    folded position's attention over its own branch's keys. `force_revealed` (ours): newly revealed positions are always computed.
-    `scope`: fold the "layer", or the "ffn" only (attention dense).
+    Attributes:
+        tau: a position is folded if its relative residual is at most tau.
+        guard (ours): the log-odds margin that a decision from a folded branch must have. 0 trusts all of them. inf trusts none, and
+            decoding is lossless.
+        gates: one gate a layer, or a second one before the feed-forward network (ours).
+        reference: compare with the "parent" branch, or with the "source" that a position would be folded onto.
+        correction: evaluate the attention of a folded position over its own branch's keys.
+        force_revealed (ours): always compute newly revealed positions.
+        scope: fold whole layers ("layer"), or only feed-forward networks ("ffn").
     """
 
     tau: float = 0.1
@@ -239,5 +261,5 @@ class FoldConfig:
 
     def __post_init__(self) -> None:
         conform(self, ("tau", "guard"))
-        _number(self, "tau", np.float32, "a number of at least 0", lambda v: v >= 0)
-        _number(self, "guard", np.float32, "a number of at least 0 (inf: lossless)", lambda v: v >= 0)
+        _store_number(self, "tau", np.float32, "a number of at least 0", lambda v: v >= 0)
+        _store_number(self, "guard", np.float32, "a number of at least 0 (inf: lossless)", lambda v: v >= 0)

@@ -30,8 +30,8 @@ def backwards(checked: Checked) -> Checked:
     def flip(x: jax.Array) -> jax.Array:
         return x.reshape(number, *x.shape[2:])[::-1].reshape(x.shape)
 
-    place = jnp.arange(number, dtype=jnp.int32)[::-1].reshape(checked.hidden.shape[:2])
-    return checked._replace(hidden=flip(checked.hidden), kv=jax.tree.map(flip, checked.kv), place=place)
+    entry = jnp.arange(number, dtype=jnp.int32)[::-1].reshape(checked.hidden.shape[:2])
+    return checked._replace(hidden=flip(checked.hidden), kv=jax.tree.map(flip, checked.kv), entry=entry)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The decisions of two decodes in lock-step: what the Torch side decides, and what it would decide on the JAX side's numbers."""
 
 import contextlib
-import copy
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -50,10 +50,7 @@ class Decisions:
         return branches
 
     def _other(self, seen: Distributions) -> Distributions:
-        other = copy.copy(seen)
-        if seen.greedy is not None:
-            other.greedy = self.theirs
-        return other
+        return seen if seen.greedy is None else dataclasses.replace(seen, greedy=self.theirs)
 
     def at(self, seen: Distributions, branch: torch.Tensor, step: torch.Tensor) -> Ranked:
         ours = self.plain[1](seen, branch, step)
@@ -62,7 +59,7 @@ class Decisions:
 
     def following(self, seen: Distributions, branch: torch.Tensor) -> torch.Tensor:
         drawn = self.plain[2](seen, branch)
-        if self.complete is not None and seen.greedy is not None and seen.starts_drawn:
+        if self.complete is not None and seen.greedy is not None and seen.draws_first_token:
             other = self._other(seen)
             gap, theirs = (side._drawn(branch, torch.zeros_like(branch), slice(-1, None)).gap[:, 0] for side in (seen, other))
             self.margin = torch.where(self.live & self.complete, torch.minimum(self.margin, gap), self.margin)

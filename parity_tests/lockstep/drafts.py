@@ -65,8 +65,8 @@ def leads(ours: Numbers, theirs: Numbers, row: int, seen: Distributions, branch:
     """Of one row, how far apart the sides' log-odds are, and by how many logits the Torch side's tokens lead the JAX side's."""
     odds = (ours.known.odds[row] - theirs.known.odds[row]).abs()
     odds = torch.where(ours.known.odds[row] == theirs.known.odds[row], 0, odds).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    hidden = seen.hidden[row, branch][seen.rows[row, branch].to(seen.hidden.device)]
-    scores = logits(hidden, seen.weight).cpu()  # [head row, vocab]
+    head, rows = seen.head, seen.rows.row[row, branch]
+    scores = logits(head.hidden[row, branch][rows.to(head.hidden.device)], head.weight).cpu()  # [head row, vocab]
     tokens = torch.zeros(ours.known.tokens.shape[2:])
     first, width = int(seen.first[row, branch]), seen.width
     window = slice(first, first + width)

@@ -32,13 +32,13 @@ from specfold_torch_ref.models.transformer import Params
 
 def _jax_step(state, params, model, decode, graph, fold):
     """One step of the JAX loop, its gates' decisions, and the ranked tokens of all branches (of no meaning at T > 0)."""
-    seen, plain = [], jax_decode.Distributions
+    seen, plain = [], jax_decode.Distributions.of
 
     def distributions(*arguments):
         seen.append(plain(*arguments))
         return seen[-1]
 
-    with recorded_gates() as gates, mock.patch.object(jax_decode, "Distributions", distributions):
+    with recorded_gates() as gates, mock.patch.object(jax_decode.Distributions, "of", distributions):
         after = sf.decode_step(state, params, model, decode, graph, fold)
     return after, tuple(gates), seen[0].greedy
 

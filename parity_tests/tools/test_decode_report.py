@@ -1,5 +1,7 @@
 """The report on decodes of both sides: every prompt that differs is followed in lock-step, and only ties explain it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -88,8 +90,9 @@ class Source:
     """Distributions over one sub-block of four positions, whose states are their logits."""
 
     def __init__(self, scores: torch.Tensor):
-        self.hidden, self.weight = scores[None, None], torch.eye(scores.shape[1])
-        self.rows, self.first, self.width = torch.arange(5)[None, None], torch.zeros((1, 1), dtype=torch.long), 4
+        self.head = SimpleNamespace(hidden=scores[None, None], weight=torch.eye(scores.shape[1]))
+        self.rows = SimpleNamespace(row=torch.arange(5)[None, None])
+        self.first, self.width = torch.zeros((1, 1), dtype=torch.long), 4
 
 
 @pytest.mark.parametrize("what", ["same", "threshold", "order", "token", "first token", "masked"])

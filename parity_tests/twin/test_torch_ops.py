@@ -48,7 +48,9 @@ def test_a_continuation_stands_behind_the_same_draft_and_the_same_draft_gives_wa
     found = []
     for its, drafting, rows, to in sides:
         row = rows.Row(**{name: to(value) for name, value in fields.items()})
-        found.append(its._make_room(drafting.Drafts(to(tokens), to(valid), to(valid)), row, fast.model, decode))
+        proposed = drafting.Drafts(to(tokens), to(valid), to(valid))
+        continuation = its.plan_continuation(proposed, row, fast.model, decode)
+        found.append((its.make_room(proposed, continuation), *continuation))
     want, got = found
     lost = valid & ~np.asarray(want[0].valid)
     assert lost[:, 1].any()

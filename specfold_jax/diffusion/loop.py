@@ -113,7 +113,7 @@ def _step(
     row = state.row
     branches = lay_out(state, graph, model, decode)
     checked = backend.check(params, branches, state.cache, row.start, model, decode, fold)
-    seen = Distributions(backend, params, branches, checked, row, model, decode, graph)
+    seen = Distributions.of(backend, params, branches, checked, row, model, decode, graph)
     chain = accept(row, branches, checked.folded, seen, model, decode, fold)
 
     kept = jnp.maximum(chain.commit, 0)
@@ -124,7 +124,7 @@ def _step(
     known, following = state.known, state.following
     if graph.width:
         nothing = nothing_known(row.canvas.shape[0], row.canvas.shape[1], graph)
-        known = where_row(chain.fresh, nothing, seen.known(chain.last, chain.row.step, graph.width))
+        known = where_row(chain.just_committed, nothing, seen.known(chain.last, chain.row.step, graph.width))
         following = seen.following(chain.last)
     return DecodeState(
         row=chain.row,

@@ -1,6 +1,6 @@
-"""One row of a batch as vanilla decoding sees it: where it stands, and what one evaluation of its canvas leads to.
+"""One row of a batch as vanilla decoding sees it: where it stands, and the transition that one evaluation of its canvas makes.
 
-Speculation replays this very transition on its branches; that is what makes it lossless.
+Speculation is lossless because it makes the same transition on its branches.
 """
 
 import jax.numpy as jnp
@@ -12,12 +12,22 @@ from specfold_jax.diffusion import reveal
 from specfold_jax.diffusion.arrays import where_row
 
 DENOISE, COMMIT, DONE = 0, 1, 2
-"""A row's phase: its canvas has masks to reveal, is to be committed, or the row has ended."""
+"""A row's phase: its canvas has masks to reveal, its canvas is complete and waits for the commit, or the row has ended."""
 
 
 class Row(struct.PyTreeNode):
-    """`start`: the canvas' first position. `step`: vanilla reveal steps made in this block. `stopped`: a stop token was revealed (the
-    row still commits). `lengths`: the prompt's; `limit`: the position a row may not pass; `seed`: of the sampling noise."""
+    """Where each row of the batch stands.
+
+    Attributes:
+        start [batch]: absolute position of the canvas.
+        canvas [batch, block]: the block's tokens, MASK where hidden.
+        step [batch]: vanilla reveal steps made in this block.
+        phase [batch]: DENOISE, COMMIT or DONE.
+        stopped [batch]: whether a stop token was revealed. Such a row may still have a commit to make.
+        lengths [batch]: tokens of the prompt.
+        limit [batch]: the position at which the row ends at the latest.
+        seed [batch]: seed of the sampling noise.
+    """
 
     start: Int[Array, " batch"]
     canvas: Int[Array, "batch block"]
@@ -64,7 +74,7 @@ def revealed(
 
 
 def committed(row: Row, following: Int[Array, " batch"], model: ModelConfig, decode: DecodeConfig) -> Row:
-    """The row after its block's commit: at its next block, or done. `following`: the token drawn for the next block's start."""
+    """The row after its block's commit, either done or at its next block. `following`: the token drawn for that block's start."""
     block = row.canvas.shape[1]
     stopped = row.stopped | stops(row, model, decode) if model.stop_rule == "commit" else row.stopped
     after = row.replace(start=row.start + block, canvas=first_canvas(following, block, model), step=jnp.zeros_like(row.step))
@@ -76,6 +86,6 @@ def committed(row: Row, following: Int[Array, " batch"], model: ModelConfig, dec
 
 
 def first_canvas(following: Int[Array, " batch"], block: int, model: ModelConfig) -> Int[Array, "batch block"]:
-    """A new block's canvas: all MASK, but the drawn first token of families that have one."""
+    """A new block's canvas. All of it is MASK, except the first token in families that draw it."""
     canvas = jnp.full((following.shape[0], block), model.mask_id, jnp.int32)
     return canvas.at[:, 0].set(following) if model.draws_first_token else canvas

@@ -1,4 +1,4 @@
-"""The loop's state: what it holds, how it begins from prompts, and what comes out."""
+"""The types of the decode loop: the state that it carries, the statistics, and the result."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,23 @@ from specfold_jax.models.transformer import Cache
 
 
 class Stats(struct.PyTreeNode):
-    """Counts per row, int32 [batch] unless said.
+    """Counts of each row, int32 [batch] but for `computed_rows`.
 
-    `nfe` = `checks` (forwards whose canvas had masks) + `commits` (forwards on a finished canvas); `prefills` apart. `steps`: vanilla
-    reveal steps made. `drafting`: checks that had a draft; `drafted`: draft branches evaluated; `accepted`: branches whose evaluation
-    was used, each of which saved a forward; `saved_commits`: those that served as a commit; `shared`: those that were a next block's
-    first check. `guard_stops`: chains ended at a folded branch (a narrow decision, or a commit). `computed_rows` [batch, layers, 2]:
-    rows of draft branches computed before attention and before the feed-forward network, of `total_rows`. `status`: 0, or why a row
-    was not decoded (`validate.STATUS`).
+    Attributes:
+        nfe: forward passes in the loop, `checks` + `commits`.
+        prefills: 1 if the prompt has a finished block.
+        checks: forward passes whose canvas had masks.
+        commits: forward passes on a finished canvas.
+        steps: vanilla reveal steps made.
+        drafting: checks that had a draft.
+        drafted: draft branches evaluated.
+        accepted: branches whose evaluation was used. Each of them saved a forward pass.
+        saved_commits: accepted branches that served as a commit.
+        shared: accepted branches that were the next block's first check.
+        guard_stops: chains that ended at a folded branch, because a decision was narrow or the branch was complete.
+        computed_rows [batch, layers, 2]: rows of draft branches computed before attention, and before the feed-forward network.
+        total_rows: rows that draft branches had.
+        status: 0, or the index in `validate.STATUS` of the reason why the row was not decoded.
     """
 
     nfe: Array
@@ -38,13 +47,21 @@ class Stats(struct.PyTreeNode):
 
 
 COUNTED = tuple(name for name in Stats.__dataclass_fields__ if name != "computed_rows")
-"""The statistics that are one number a row."""
+"""The statistics that have one number a row."""
 
 
 class DecodeState(struct.PyTreeNode):
-    """`row`: where each row stands; its `start` is also the number of cache entries that count. `tokens` [batch, span]: prompt and
-    finished blocks; `cache`: keys and values of capacity span; `known`: the distribution drafts are made from; `following`: the token
-    that distribution draws for the next block's start; `counts`: `COUNTED`, in one array so that one operation adds to all."""
+    """What the loop carries.
+
+    Attributes:
+        row: where each row stands. Its `start` is also the number of cache entries that are valid.
+        tokens [batch, span]: the prompt and the finished blocks.
+        cache: keys and values, at least `span` entries a row.
+        known: the distribution that drafts are made from.
+        following [batch]: the token that this distribution draws for the start of the next block.
+        counts [batch, counted]: the statistics named in `COUNTED`, in one array because one operation then adds to all.
+        computed_rows [batch, layers, 2]: the remaining one.
+    """
 
     row: Row
     tokens: Int[Array, "batch span"]
@@ -56,12 +73,18 @@ class DecodeState(struct.PyTreeNode):
 
     @property
     def stats(self) -> Stats:
-        """What was counted so far."""
+        """The counts up to now."""
         return Stats(**dict(zip(COUNTED, self.counts.T, strict=True)), computed_rows=self.computed_rows)
 
 
 class Decoded(NamedTuple):
-    """`tokens` int32 [batch, capacity + max_new_tokens] prompt then generation, padded; `lengths` int32 [batch]; `stats`."""
+    """The result of a decode.
+
+    Attributes:
+        tokens [batch, capacity + max_new_tokens]: prompt and generation, padded at the end.
+        lengths [batch]: tokens of both together.
+        stats: the counts of each row.
+    """
 
     tokens: Int[Array, "batch total"]
     lengths: Int[Array, " batch"]

@@ -57,7 +57,7 @@ def margins(state: DecodeState, params: Params, model: ModelConfig, decode: Deco
     backend = backend_of(decode, params, model)
     branches = lay_out(state, graph, model, decode)
     checked = backend.check(params, branches, state.cache, row.start, model, decode, None)
-    seen = Distributions(backend, params, branches, checked, row, model, decode, graph)
+    seen = Distributions.of(backend, params, branches, checked, row, model, decode, graph)
     margin = reveal.decide(row.canvas, seen.at(jnp.zeros_like(row.start), row.step), row.step, model, decode).margin
     if not model.draws_first_token:
         return jnp.where(row.phase == COMMIT, jnp.inf, margin)
@@ -95,8 +95,8 @@ def replay(
             seen = (look(state, model), state.row.start, state.stats.steps, state.row.phase, margin)
             tokens, start, steps, phase, margin = jax.device_get(seen)
             for row, visits in found.items():
-                known = margins_too and phase[row] != DONE
-                visit = Visited(tokens[row], int(start[row]), int(steps[row]), float(margin[row]) if known else None)
+                has_margin = margins_too and phase[row] != DONE
+                visit = Visited(tokens[row], int(start[row]), int(steps[row]), float(margin[row]) if has_margin else None)
                 if not visits or (visits[-1].tokens != visit.tokens).any():
                     visits.append(visit)
                 elif phase[row] != DONE:  # a committed block is the next block's first state where no token is drawn with it
@@ -126,9 +126,9 @@ def margin_at_parting(states: Sequence[Visited], vanilla: Sequence[Visited], mas
     common, last = index[states[parted - 1].tokens.tobytes()], states[parted]
     made = last.steps - states[parted - 1].steps
     for n in range(common + 1, len(vanilla)):
-        known = vanilla[n].tokens != mask_id
+        revealed = vanilla[n].tokens != mask_id
         used_up = vanilla[n].start == last.start and vanilla[n].steps - vanilla[common].steps >= made
-        if used_up or (vanilla[n].tokens[known] != last.tokens[known]).any():
+        if used_up or (vanilla[n].tokens[revealed] != last.tokens[revealed]).any():
             return vanilla[n - 1].margin
     return vanilla[-2].margin if len(vanilla) > 1 else None
 

@@ -12,10 +12,32 @@ from specfold_jax.models.transformer import Cache, KeyValue, Params, attention_i
 
 
 class Branches(NamedTuple):
-    """The canvases one check evaluates. Branch 0 is the main branch.
+    """The canvases one check evaluates. Branch 0 is the main branch, the row's true state.
 
-    `start` is the absolute position of the block. A branch with `context[b, n] = m >= 0` stands one block further on and also sees
-    branch m's block. `causal` rows use causal attention inside the block. Parents come before children; a root is its own parent.
+    Attributes:
+        tokens [batch, branch, block]: each branch's canvas.
+        valid [batch, branch]: whether the branch is there. Nothing is known of the others.
+        parent [batch, branch]: the branch it is folded onto. Parents come before children. A root is its own parent.
+        start [batch]: absolute position of the main canvas.
+        causal [batch]: whether positions of a block see only those before them.
+        context [batch, branch]: -1, or the branch whose block comes before this one. This branch then stands one block further on, and
+            also sees its context's block. None if no branch has a context.
+
+    A finished canvas and the next block's first canvas behind it, in blocks of 4 from position 8 on:
+
+    >>> _ = 99  # MASK
+    >>> tokens = jnp.array([[[1, 2, 3, 4], [5, _, _, _]]])
+    >>> start, context = jnp.array([8]), jnp.array([[-1, 0]])
+    >>> branches = Branches(tokens, jnp.array([[True, True]]), jnp.array([[0, 1]]), start, jnp.array([False]), context)
+    >>> branches.starts().tolist()
+    [[8, 12]]
+
+    Without a context, branch 1 is a draft of the same block. Its parent is the main branch, which it contains:
+
+    >>> tokens = jnp.array([[[1, _, _, _], [1, 2, _, _]]])
+    >>> branches = Branches(tokens, jnp.array([[True, True]]), jnp.array([[0, 0]]), start, jnp.array([False]))
+    >>> branches.starts().tolist(), branches.drafts().tolist()
+    ([[8, 8]], [[False, True]])
     """
 
     tokens: Int[Array, "batch branch block"]
@@ -37,28 +59,31 @@ class Branches(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a check computed.
+    """What a check computed. Invalid branches hold unspecified values.
 
-    `hidden` [batch, branch, block, dim] after the final norm; `kv` per layer [batch, branch, block, kv_heads, head_dim];
-    `computed_rows` int32 [batch, layers, 2] rows of draft branches computed before attention and before the feed-forward network;
-    `folded` [batch, branch] whether any row of the branch was inherited. `place` int32 [batch, branch]: where a branch stands in `hidden`
-    and `kv`, seen as lists of batch x branch entries. What an invalid branch has there is unspecified.
+    Attributes:
+        hidden [batch, branch, block, dim]: states after the final norm.
+        kv: of each layer, keys and values [batch, branch, block, kv_heads, head_dim].
+        computed_rows [batch, layers, 2]: rows of draft branches computed before attention, and before the feed-forward network.
+        folded [batch, branch]: whether any row of the branch was inherited.
+        entry [batch, branch]: where a branch stands in `hidden` and `kv`, if those are read as lists of batch x branch entries. The
+            kernels move valid branches to the front, so `hidden[b, n]` need not be branch n of row b.
     """
 
     hidden: Float[Array, "batch branch block dim"]
     kv: tuple[KeyValue, ...]
     computed_rows: Int[Array, "batch layers 2"]
     folded: Bool[Array, "batch branch"]
-    place: Int[Array, "batch branch"]
+    entry: Int[Array, "batch branch"]
 
     def ordered(self, x: Float[Array, "batch branch block ..."]) -> Float[Array, "batch branch block ..."]:
-        """`hidden`, or keys or values, with every branch in its own place."""
-        return x.reshape(-1, *x.shape[2:]).at[self.place].get(mode="promise_in_bounds")
+        """`hidden`, keys or values, ordered by row and branch."""
+        return x.reshape(-1, *x.shape[2:]).at[self.entry].get(mode="promise_in_bounds")
 
     def block_of(self, x: Float[Array, "batch branch block ..."], branch: Int[Array, " batch"]) -> Float[Array, "batch block ..."]:
-        """Of `hidden`, or of keys or values, a branch of each sequence."""
-        place = jnp.take_along_axis(self.place, branch[:, None], axis=1)[:, 0]
-        return x.reshape(-1, *x.shape[2:]).at[place].get(mode="promise_in_bounds")
+        """One branch of each row, of `hidden`, keys or values."""
+        entry = jnp.take_along_axis(self.entry, branch[:, None], axis=1)[:, 0]
+        return x.reshape(-1, *x.shape[2:]).at[entry].get(mode="promise_in_bounds")
 
 
 def check(
@@ -72,8 +97,8 @@ def check(
 ) -> Checked:
     """Evaluates several canvases in one forward pass.
 
-    Each branch attends to the `prefix[b]` first entries of the cache and to its own block only (and its context's). Nothing is
-    written to the cache.
+    A branch attends to the first `prefix[b]` entries of the cache, to its own block and to its context's block. It sees no other branch.
+    Nothing is written to the cache.
     """
     tokens, capacity = branches.tokens, cache.key.shape[2]
     block = tokens.shape[2]
@@ -110,5 +135,5 @@ def check(
         counts.append(jnp.sum(both & branches.drafts()[..., None], axis=(2, 3), dtype=jnp.int32).T)
         complete = complete & jnp.all(both, axis=(0, 3))
     hidden = rms_norm(x, params["norm"], model.norm_eps)
-    own = jnp.arange(complete.size, dtype=jnp.int32).reshape(complete.shape)
-    return Checked(hidden, tuple(kv), jnp.stack(counts, axis=1), branches.valid & ~complete, own)
+    entry = jnp.arange(complete.size, dtype=jnp.int32).reshape(complete.shape)
+    return Checked(hidden, tuple(kv), jnp.stack(counts, axis=1), branches.valid & ~complete, entry)

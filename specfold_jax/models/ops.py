@@ -61,8 +61,9 @@ def query_scale(positions: Int[Array, "*rows"], model: ModelConfig) -> Float[Arr
 class Segment(NamedTuple):
     """Keys and values that queries may attend to.
 
-    `key`, `value`: [batch, key, kv_heads, head_dim] (shared by the branches) or [batch, branch, key, kv_heads, head_dim].
-    `mask`: bool, broadcast to [batch, branch, query, key].
+    Attributes:
+        key, value: [batch, branch, key, kv_heads, head_dim], or [batch, key, kv_heads, head_dim] if all branches share them.
+        mask: bool, broadcast to [batch, branch, query, key].
     """
 
     key: Array

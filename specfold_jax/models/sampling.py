@@ -12,10 +12,12 @@ from specfold_jax.models.noise import gumbel
 
 
 class Ranked(NamedTuple):
-    """Token distribution of some positions.
+    """The token distribution of some rows of hidden states.
 
-    `tokens` int32 [..., ranks] best first, MASK excluded; `odds` [...] log-odds of the best token against all other entries of the
-    vocabulary; `gap` [...] score of the best token minus the second's.
+    Attributes:
+        tokens [*rows, ranks]: the best tokens, best first. MASK is never among them.
+        odds [*rows]: log-odds of the best token against all other entries of the vocabulary.
+        gap [*rows]: the best token's score minus the second's.
     """
 
     tokens: Int[Array, "*rows ranks"]
@@ -24,7 +26,7 @@ class Ranked(NamedTuple):
 
 
 def drawn_or_greedy[T](temperature: Float[Array, ""] | None, drawn: Callable[[], T], greedy: Callable[[], T]) -> T:
-    """`drawn()` at temperatures above 0, `greedy()` at 0. None (a greedy decode): `drawn` is not traced."""
+    """`drawn()` at temperatures above 0, `greedy()` at 0. If the temperature is None, the decode is greedy and `drawn` is not traced."""
     return greedy() if temperature is None else lax.cond(temperature > 0, drawn, greedy)
 
 
@@ -39,8 +41,8 @@ def rank(
 ) -> Ranked:
     """Ranks tokens by logit, or by logit / T + Gumbel noise at T > 0 (None: T = 0). Ties go to the lowest id.
 
-    Log-odds are taken under softmax(logits / T) (softmax(logits) at T = 0), as top logit minus log-sum-exp of the rest, which does not
-    saturate as a probability does.
+    Log-odds are those of softmax(logits / T), or of softmax(logits) at T = 0: the top logit minus the log-sum-exp of the rest. They do
+    not saturate as probabilities do.
     """
     if temperature is not None:
         logits = logits / jnp.where(temperature > 0, temperature, 1)

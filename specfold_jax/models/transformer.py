@@ -20,20 +20,20 @@ KeyValue = tuple[Array, Array]
 
 
 class Cache(NamedTuple):
-    """Keys and values of all layers in one array each, so that one operation writes a block."""
+    """Keys and values of all layers in one array each, because one operation then writes a block."""
 
     key: Float[Array, "layers batch capacity kv_heads head_dim"]
     value: Float[Array, "layers batch capacity kv_heads head_dim"]
 
     @classmethod
     def of(cls, pairs: Sequence[KeyValue]) -> Self:
-        """Layer by layer given pairs, put together."""
+        """The cache of one (keys, values) pair a layer."""
         return cls(*(jnp.stack(side) for side in zip(*pairs, strict=True)))
 
 
 @jax.custom_vjp
 def lookup(table: Float[Array, "vocab dim"], tokens: Int[Array, "*rows"]) -> Float[Array, "*rows dim"]:
-    """table[tokens], with a gradient by matrix product: scattering many rows onto one (MASK's) would serialise."""
+    """table[tokens]. Its gradient is a matrix product, because scattering many rows onto one (MASK's) would serialise."""
     return table[tokens]
 
 
@@ -145,8 +145,8 @@ def forward(
 ) -> Float[Array, "batch length vocab"]:
     """Logits of whole sequences, aligned to the positions they predict (the family's shift is applied).
 
-    `attention`: "block" (block-causal), "bidirectional" or "causal"; None is the family's denoising pattern: block-causal, or
-    bidirectional where blocks start at the prompt's end.
+    `attention`: "block" (block-causal), "bidirectional" or "causal". None is the family's denoising pattern: bidirectional if blocks start
+    at the prompt's end, else block-causal.
     """
     pattern = attention or ("bidirectional" if model.block_origin == "prompt" else "block")
     hidden, _ = prefill(params, tokens, model, pattern, model.block_size)

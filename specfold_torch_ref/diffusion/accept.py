@@ -1,4 +1,4 @@
-"""Acceptance: vanilla transitions replayed on the branches of a check, for as long as a branch is the state they lead to."""
+"""Acceptance: makes vanilla's transitions from the branches of a check, as long as a branch equals the state that is reached."""
 
 from typing import NamedTuple
 
@@ -16,10 +16,10 @@ from specfold_torch_ref.models.check import Branches
 
 
 class Chain(NamedTuple):
-    """`row`: the state reached; `branch`: the branch that evaluated it (the last one followed, when the chain is over); `last`: the
-    branch whose evaluation made the last transition; `moves`: transitions made, `reveals` of them reveal steps; `commit`: the branch
-    whose keys and values commit the block, -1 if none; `finished`: the canvas left behind by that commit; `fresh`: the last transition
-    was that commit; `crossed`: a next block's first check was used; `guarded`: the guard ended the chain."""
+    """Vanilla's transitions from one check, row by row.
+
+    `specfold_jax.diffusion.accept.Chain` explains the fields, with an example.
+    """
 
     row: Row
     branch: Int[Tensor, " batch"]
@@ -28,7 +28,7 @@ class Chain(NamedTuple):
     reveals: Int[Tensor, " batch"]
     commit: Int[Tensor, " batch"]
     finished: Int[Tensor, "batch block"]
-    fresh: Bool[Tensor, " batch"]
+    just_committed: Bool[Tensor, " batch"]
     crossed: Bool[Tensor, " batch"]
     guarded: Bool[Tensor, " batch"]
     running: Bool[Tensor, " batch"]
@@ -43,9 +43,13 @@ def accept(
     decode: DecodeConfig,
     fold: FoldConfig | None,
 ) -> Chain:
-    """Exact acceptance: make the vanilla transition, look for the branch that equals its result, go on with that branch's evaluation.
+    """Exact acceptance: makes vanilla's transition, looks for the branch that equals its result, and goes on with that branch.
 
-    A check writes one block to the cache, so a chain ends before a second commit. A folded branch is used only where the guard allows.
+    Each transition looks at up to four branches. `chain.branch` equals the present state, and its evaluation decides the transition. It
+    becomes `chain.last`, and if the transition is the commit also `chain.commit`. `match` equals the state that is reached, and it is the
+    next `chain.branch`.
+
+    A check writes one block to the cache, so a chain ends before a second commit. The guard decides whether a folded branch is used.
     """
     others = branches.valid & (torch.arange(branches.valid.shape[1]) > 0)
     zeros, never = torch.zeros_like(row.start), torch.zeros_like(row.stopped)
@@ -54,35 +58,35 @@ def accept(
         row, committing = chain.row, chain.row.phase == COMMIT
         ranked = seen.at(chain.branch, row.step)
         decision = reveal.decide(row.canvas, ranked, row.step, model, decode)
-        unsafe = never
+        refused = never
         if fold is not None:
             guard = float(np.asarray(fold.guard))
             trusted = ~committing & (decision.margin >= guard) & (guard < np.inf)
-            unsafe = of_branch(folded, chain.branch) & ~trusted
-        go = chain.running & ~unsafe & ~(committing & (chain.commit >= 0))
+            refused = of_branch(folded, chain.branch) & ~trusted
+        moves = chain.running & ~refused & ~(committing & (chain.commit >= 0))
+        commits = moves & committing
         denoised = revealed(row, decision.reveal, ranked.tokens[..., 0], model, decode)
         moved = where_row(committing, committed(row, seen.following(chain.branch), model, decode), denoised)
-        after = where_row(go, moved, row)
+        after = where_row(moves, moved, row)
 
         equal = others & torch.all(branches.tokens == after.canvas[:, None], dim=2) & (branches.starts() == after.start[:, None])
-        if branches.context is not None:  # a continuation is evaluated behind one canvas only: the one that was committed
+        if branches.context is not None:  # a continuation was evaluated behind one canvas, which must be the committed one
             equal &= (branches.context < 0) | (branches.context == chain.branch[:, None])
-        found = go & torch.any(equal, dim=1) & (after.phase != DONE)
-        if model.commit == "causal":  # its branches are denoised with other attention than a commit needs
-            found &= after.phase != COMMIT
+        accepted = moves & torch.any(equal, dim=1) & (after.phase != DONE)
+        if model.commit == "causal":  # a commit needs other attention than a draft was evaluated with
+            accepted &= after.phase != COMMIT
         match = torch.argmax(equal.int(), dim=1)
-        commits = go & committing
         chain = Chain(
             row=after,
-            branch=torch.where(found, match, chain.branch),
-            last=torch.where(go, chain.branch, chain.last),
-            moves=chain.moves + go.long(),
-            reveals=chain.reveals + (go & ~committing).long(),
+            branch=torch.where(accepted, match, chain.branch),
+            last=torch.where(moves, chain.branch, chain.last),
+            moves=chain.moves + moves.long(),
+            reveals=chain.reveals + (moves & ~committing).long(),
             commit=torch.where(commits, chain.branch, chain.commit),
             finished=torch.where(commits[:, None], row.canvas, chain.finished),
-            fresh=torch.where(go, committing, chain.fresh),
-            crossed=chain.crossed | (go & chain.fresh),
-            guarded=chain.guarded | (chain.running & unsafe),
-            running=found,
+            just_committed=torch.where(moves, committing, chain.just_committed),
+            crossed=chain.crossed | (moves & chain.just_committed),
+            guarded=chain.guarded | (chain.running & refused),
+            running=accepted,
         )
     return chain

@@ -1,4 +1,4 @@
-"""Arrays with a leading batch axis: each row selects, reads or writes at a place of its own."""
+"""Arrays with a leading batch axis, in which each row selects, reads or writes at an index of its own."""
 
 from collections.abc import Iterable, Iterator
 from typing import Protocol, Self
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def write(buffer: Tensor, values: Tensor, start: Int[Tensor, " batch"]) -> Tensor:
-    """Buffer [batch, m, ...] with values [batch, n, ...] at each row's start."""
+    """A copy of `buffer` [batch, m, ...] with `values` [batch, n, ...] in it, each row's from its own `start` on."""
     row, position = torch.arange(values.shape[0])[:, None], start[:, None] + torch.arange(values.shape[1])
     return buffer.index_put((row, position), values)
 
@@ -28,5 +28,5 @@ class TensorTuple(Protocol):
 
 
 def where_row[T: TensorTuple](condition: Bool[Tensor, " batch"], new: T, old: T) -> T:
-    """Row-wise select over tuples of tensors with a leading batch axis."""
+    """Selects whole rows of two tuples of tensors with a leading batch axis."""
     return old._make(torch.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b) for a, b in zip(new, old, strict=True))

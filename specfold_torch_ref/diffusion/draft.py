@@ -1,6 +1,6 @@
-"""Draft canvases from a graph: rank nodes and confidence nodes, pruned to one budget, deduplicated, and ordered by descent.
+"""Draft canvases from a graph: the drafts of its rank nodes and confidence nodes, without duplicates, and the heaviest of them.
 
-Rank nodes are Spiffy's (arXiv 2509.18085); confidence nodes, pruning by expected use and drafts across sub-blocks are this project's.
+Rank nodes are Spiffy's (arXiv 2509.18085). Confidence nodes, pruning by expected use and drafts across sub-blocks are this project's.
 """
 
 from typing import NamedTuple
@@ -15,10 +15,9 @@ from specfold_torch_ref.diffusion.reveal import active_window, confidence_rank
 
 
 class Known(NamedTuple):
-    """The distribution known for the state just before the current canvas, from the last check.
+    """The distribution that the last check left for the state just before the current canvas.
 
-    `tokens` [batch, width, block, ranks]: token ranks as they would be drawn 0, 1, .. width - 1 steps from now (all alike at T = 0).
-    `odds` [batch, block]: log-odds of the best token, -inf where nothing is known.
+    `specfold_jax.diffusion.draft.Known` explains the fields, with an example.
     """
 
     tokens: Int[Tensor, "batch width block ranks"]
@@ -26,50 +25,57 @@ class Known(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """Draft canvases of a graph's nodes; `weight` is each one's expected use."""
+    """Draft canvases of a graph's nodes.
+
+    `specfold_jax.diffusion.draft.Drafts` explains the fields, with an example.
+    """
 
     tokens: Int[Tensor, "batch drafts block"]
     valid: Bool[Tensor, "batch drafts"]
     weight: Float[Tensor, "batch drafts"]
 
     def take(self, index: Int[Tensor, "batch kept"]) -> "Drafts":
-        """The drafts at these places."""
+        """Each row's drafts of these numbers."""
         row = torch.arange(index.shape[0])[:, None]
         return Drafts(*(x[row, index] for x in self))
 
 
 def nothing_known(batch: int, block: int, graph: DraftGraph) -> Known:
-    """Known at a block's first check: nothing."""
+    """What a block's first check drafts from: nothing."""
     tokens = torch.zeros((batch, graph.width, block, graph.token_ranks), dtype=torch.long)
     return Known(tokens, torch.full((batch, block), -torch.inf))
 
 
 def leaf(graph: DraftGraph, name: str) -> Tensor:
-    """One of the graph's arrays as a tensor; whole numbers as int64."""
+    """One of the graph's arrays as a tensor. Integers become int64."""
     x = torch.from_numpy(np.array(getattr(graph, name)))
     return x.long() if x.dtype == torch.int32 else x
 
 
 def draw_steps(graph: DraftGraph) -> Int[Tensor, "ranked width"]:
-    """Steps from now at which each pair of a rank node would be drawn: the lowest level of a contained node that holds it, minus one."""
-    pairs = leaf(graph, "pairs")
-    used = pairs[..., 0] >= 0
-    same = torch.all(pairs[:, :, None, None] == pairs, dim=-1) & used[:, :, None, None] & used  # [node, pair, node, pair]
-    held = torch.any(same, dim=3)  # [node, pair, other]: other holds this pair
-    contained = torch.all(torch.any(same, dim=1) | ~used, dim=-1)  # [node, other]: other is a subset of node
-    first = torch.where(held & contained[:, None], leaf(graph, "level"), graph.width).amin(dim=-1)
-    return torch.clamp(first - 1, 0, graph.width - 1)
+    """How many steps from now vanilla would draw each pair of a rank node.
+
+    That is the lowest level of a contained node that holds the pair, minus one. `specfold_jax.diffusion.draft.draw_steps` has examples.
+    """
+    pairs, level = leaf(graph, "pairs"), leaf(graph, "level")
+    used = pairs[..., 0] >= 0  # [node, pair]; the rest is padding
+    equal = torch.all(pairs[:, :, None, None] == pairs[None, None], dim=-1)
+    same = equal & used[:, :, None, None] & used[None, None]  # [node, pair, other, pair of other]
+    holds = torch.any(same, dim=3)  # [node, pair, other]: the other node holds this pair
+    contained = torch.all(torch.any(same, dim=1) | ~used[None], dim=2)  # [node, other]: all pairs of the other node are in this node
+    lowest = torch.where(holds & contained[:, None], level, graph.width).amin(dim=2)  # [node, pair]
+    return torch.clamp(lowest - 1, 0, graph.width - 1)
 
 
 def distances(canvas: Int[Tensor, "batch block"], known: Known, mask_id: int, sub_block: int) -> Int[Tensor, "batch block"]:
-    """Sub-blocks from the active one to each masked position with a known distribution; `block` for all other positions."""
+    """How many sub-blocks after the active one each masked position with a known distribution is. Other positions have `block`."""
     position = torch.arange(canvas.shape[1])
     ahead = (position - active_window(canvas, mask_id, sub_block)[:, None]) // sub_block
     return torch.where((canvas == mask_id) & (known.odds > -torch.inf), ahead, canvas.shape[1])
 
 
 def rank_positions(distance: Int[Tensor, "batch block"], known: Known, run_on: bool) -> Int[Tensor, "batch block"]:
-    """Position ranks by log-odds: the active sub-block's, then, if they run on, those of each next one; `block` where there is none."""
+    """Position ranks by log-odds in the active sub-block. With `run_on` they go on in the next ones. Others have `block`."""
     block = distance.shape[1]
     ranks, before = torch.full_like(distance, block), torch.zeros_like(distance[:, :1])
     for ahead in range(block if run_on else 1):
@@ -81,19 +87,24 @@ def rank_positions(distance: Int[Tensor, "batch block"], known: Known, run_on: b
 
 
 def rank_drafts(canvas: Int[Tensor, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
-    """The rank nodes on a canvas; a node is valid when all its ranks exist."""
-    by_odds = rank_positions(distances(canvas, known, mask_id, sub_block), known, graph.run_on)
+    """The rank nodes on a canvas. A node is valid if all its ranks exist."""
+    ranks = rank_positions(distances(canvas, known, mask_id, sub_block), known, graph.run_on)  # [batch, block]
     position_rank, token_rank = leaf(graph, "pairs").unbind(-1)  # [ranked, width]
     used = position_rank >= 0
-    at = by_odds[:, None, None] == torch.where(used, position_rank.clamp(max=canvas.shape[1] - 1), -1)[..., None]
-    feasible = torch.all(torch.any(at, dim=-1) | ~used, dim=-1) & torch.any(used, dim=-1)
-    drawn = known.tokens.permute(1, 3, 0, 2)[draw_steps(graph), token_rank.clamp(min=0)]  # [ranked, width, batch, block]
-    token = torch.where(at, drawn.permute(2, 0, 1, 3), -1).amax(dim=2)  # [batch, ranked, block]
+    # A rank beyond the block is lowered, because positions without a rank have `block` and must not match.
+    sought = torch.where(used, position_rank.clamp(max=canvas.shape[1] - 1), -1)
+    at = ranks[:, None, None, :] == sought[None, :, :, None]  # [batch, ranked, width, block]: where each pair is revealed
+    feasible = torch.all(torch.any(at, dim=3) | ~used, dim=2) & torch.any(used, dim=1)
+    # Step and token rank are neighbours here, so the two index tensors put [ranked, width] in their place.
+    by_step_and_rank = known.tokens.movedim(3, 2)  # [batch, step, token rank, block]
+    drawn = by_step_and_rank[:, draw_steps(graph), token_rank.clamp(min=0)]  # [batch, ranked, width, block]
+    # A position has at most one pair of a node. The maximum over the pairs is its token, or -1 if it has none.
+    token = torch.where(at, drawn, -1).amax(dim=2)  # [batch, ranked, block]
     return Drafts(torch.where(token >= 0, token, canvas[:, None]), feasible, leaf(graph, "weight").expand(feasible.shape))
 
 
 def confidence_drafts(canvas: Int[Tensor, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
-    """The confidence nodes on a canvas: nested sets, from the most confident positions to all of the sub-block and beyond it."""
+    """The confidence nodes on a canvas: nested sets of positions, which may run on into the next sub-blocks."""
     distance = distances(canvas, known, mask_id, sub_block)
     here = distance == 0
     best = confidence_rank(known.odds, here) == 0
@@ -111,7 +122,7 @@ def confidence_drafts(canvas: Int[Tensor, "batch block"], known: Known, graph: D
 
 
 def distinct(drafts: Drafts) -> Drafts:
-    """Invalidates drafts that equal an earlier one; the first takes over the largest weight."""
+    """Invalidates drafts that equal an earlier one. The first of equals takes over their largest weight."""
     same = torch.all(drafts.tokens[:, :, None] == drafts.tokens[:, None], dim=-1) & drafts.valid[:, None] & drafts.valid[..., None]
     index = torch.arange(same.shape[-1])
     repeated = torch.any(same & (index < index[:, None]), dim=-1)
@@ -130,17 +141,17 @@ def every_draft(canvas: Int[Tensor, "batch block"], known: Known, graph: DraftGr
 
 
 def propose(canvas: Int[Tensor, "batch block"], known: Known, graph: DraftGraph, mask_id: int, sub_block: int) -> Drafts:
-    """The different drafts of the graph's nodes on a canvas, the `max_drafts` heaviest of them, heaviest first."""
+    """The `max_drafts` heaviest of the different drafts that the graph's nodes make on a canvas, heaviest first."""
     every = distinct(every_draft(canvas, known, graph, mask_id, sub_block))
     heaviest = torch.sort(torch.where(every.valid, every.weight, -1), dim=1, descending=True, stable=True).indices
     return every.take(heaviest[:, : graph.max_drafts])
 
 
 def descent(tokens: Int[Tensor, "batch branch block"], valid: Bool[Tensor, "batch branch"], mask_id: int) -> Int[Tensor, "batch branch"]:
-    """Each branch's largest valid proper subset among the earlier branches (the first of equals); branch 0 is the main branch."""
+    """Each branch's parent: the earlier valid branch that it properly contains and that reveals most, the first of equals."""
     child, other = tokens[:, :, None], tokens[:, None]
     subset = torch.all((other == mask_id) | (other == child), dim=-1) & torch.any(other != child, dim=-1)
     index = torch.arange(tokens.shape[1])
-    known = torch.sum(tokens != mask_id, dim=-1)
-    size = torch.where(subset & valid[:, None] & (index < index[:, None]), known[:, None], -1)
+    count = torch.sum(tokens != mask_id, dim=-1)
+    size = torch.where(subset & valid[:, None] & (index < index[:, None]), count[:, None], -1)
     return torch.argmax(size, dim=-1)

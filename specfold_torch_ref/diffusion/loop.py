@@ -115,7 +115,7 @@ def decode_step(
     row = state.row
     branches = lay_out(state, graph, model, decode)
     checked = check(params, branches, state.cache, row.start, model, fold, decode.pack, impl=impl)
-    seen = Distributions(params, branches, checked, row, model, decode, graph, impl=impl)
+    seen = Distributions.of(params, branches, checked, row, model, decode, graph, impl=impl)
     chain = accept(row, branches, checked.folded.cpu(), seen, model, decode, fold)
 
     commit(state.cache, checked, chain.commit, row.start)
@@ -123,7 +123,7 @@ def decode_step(
     known, following = state.known, state.following
     if graph.width:
         nothing = nothing_known(row.canvas.shape[0], row.canvas.shape[1], graph)
-        known = where_row(chain.fresh, nothing, seen.known(chain.last, chain.row.step, graph.width))
+        known = where_row(chain.just_committed, nothing, seen.known(chain.last, chain.row.step, graph.width))
         following = seen.following(chain.last)
     return DecodeState(
         row=chain.row,

@@ -1,6 +1,6 @@
-"""The vanilla reveal rule on one canvas: scores, which tokens are revealed, how safe those decisions are, and when a row ends.
+"""Vanilla's rule on one canvas: which tokens are revealed, how safe these decisions are, and the stop test.
 
-Speculation calls these same functions on its branches; that is what makes it lossless.
+Speculation is lossless because it calls these same functions on its branches.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ def candidates(canvas: Int[Tensor, "*rows block"], mask_id: int, sub_block: int)
 
 
 def confidence_rank(odds: Float[Tensor, "*rows block"], candidate: Bool[Tensor, "*rows block"]) -> Int[Tensor, "*rows block"]:
-    """Rank of each candidate by log-odds, 0 the most confident; ties go to the lowest position. Others come after all candidates."""
+    """Rank of each candidate by log-odds, 0 the most confident. Ties go to the lowest position. Others have rank `block`."""
     position = torch.arange(odds.shape[-1])
     mine, other = odds[..., :, None], odds[..., None, :]
     ahead = candidate[..., None, :] & ((other > mine) | ((other == mine) & (position < position[:, None])))
@@ -35,14 +35,19 @@ def confidence_rank(odds: Float[Tensor, "*rows block"], candidate: Bool[Tensor, 
 
 
 class Decision(NamedTuple):
-    """`reveal` bool [*rows, block]: positions to reveal; `margin` [*rows]: the smallest log-odds margin among the decisions made."""
+    """What vanilla decides on a canvas.
+
+    Attributes:
+        reveal [*rows, block]: the positions to reveal.
+        margin [*rows]: the smallest log-odds margin of all decisions made.
+    """
 
     reveal: Bool[Tensor, "*rows block"]
     margin: Float[Tensor, "*rows"]
 
 
 def at_least(step: Int[Tensor, "*rows"], steps: int | None, block: int) -> Int[Tensor, "*rows"]:
-    """Tokens a step reveals whatever their confidence: 1, or block // steps with the remainder spread over the first steps."""
+    """How many tokens a step reveals in any case: 1, or with `steps` block // steps, and one more in the first block % steps steps."""
     if steps is None:
         return torch.ones_like(step)
     return block // steps + (step < block % steps).to(step.dtype)
@@ -51,10 +56,13 @@ def at_least(step: Int[Tensor, "*rows"], steps: int | None, block: int) -> Int[T
 def decide(
     canvas: Int[Tensor, "*rows block"], ranked: Ranked, step: Int[Tensor, "*rows"], model: ModelConfig, decode: DecodeConfig
 ) -> Decision:
-    """Reveals every candidate that passes the threshold, united with the best k (always at least one).
+    """Reveals every candidate that passes the threshold, and always the best k.
 
-    The margin covers: each candidate's log-odds against the threshold (the always-revealed best k excepted), best against second token
-    where a token is revealed, and the k-th against the next position where fewer than k pass.
+    Three kinds of decisions have a margin:
+
+    - whether a candidate passes the threshold, except for the best k, which are revealed anyway;
+    - which token a revealed position takes, the best or the second;
+    - which position is the k-th, if fewer than k pass.
     """
     candidate = candidates(canvas, model.mask_id, decode.window(model))
     bar = torch.logit(torch.tensor(float(np.asarray(decode.threshold)), dtype=torch.float32))  # 0 -> -inf, 1 -> +inf

@@ -1,6 +1,6 @@
-"""One row of a batch as vanilla decoding sees it: where it stands, and what one evaluation of its canvas leads to.
+"""One row of a batch as vanilla decoding sees it: where it stands, and the transition that one evaluation of its canvas makes.
 
-Speculation replays this very transition on its branches; that is what makes it lossless. Rows are kept on the host.
+Speculation is lossless because it makes the same transition on its branches. Rows are kept on the host.
 """
 
 from typing import NamedTuple
@@ -14,12 +14,22 @@ from specfold_torch_ref.diffusion import reveal
 from specfold_torch_ref.diffusion.arrays import where_row
 
 DENOISE, COMMIT, DONE = 0, 1, 2
-"""A row's phase: its canvas has masks to reveal, is to be committed, or the row has ended."""
+"""A row's phase: its canvas has masks to reveal, its canvas is complete and waits for the commit, or the row has ended."""
 
 
 class Row(NamedTuple):
-    """`start`: the canvas' first position. `step`: vanilla reveal steps made in this block. `stopped`: a stop token was revealed (the
-    row still commits). `lengths`: the prompt's; `limit`: the position a row may not pass; `seed`: of the sampling noise."""
+    """Where each row of the batch stands.
+
+    Attributes:
+        start [batch]: absolute position of the canvas.
+        canvas [batch, block]: the block's tokens, MASK where hidden.
+        step [batch]: vanilla reveal steps made in this block.
+        phase [batch]: DENOISE, COMMIT or DONE.
+        stopped [batch]: whether a stop token was revealed. Such a row may still have a commit to make.
+        lengths [batch]: tokens of the prompt.
+        limit [batch]: the position at which the row ends at the latest.
+        seed [batch]: seed of the sampling noise.
+    """
 
     start: Int[Tensor, " batch"]
     canvas: Int[Tensor, "batch block"]
@@ -66,7 +76,7 @@ def revealed(
 
 
 def committed(row: Row, following: Int[Tensor, " batch"], model: ModelConfig, decode: DecodeConfig) -> Row:
-    """The row after its block's commit: at its next block, or done. `following`: the token drawn for the next block's start."""
+    """The row after its block's commit, either done or at its next block. `following`: the token drawn for that block's start."""
     block = row.canvas.shape[1]
     stopped = row.stopped | stops(row, model, decode) if model.stop_rule == "commit" else row.stopped
     after = row._replace(start=row.start + block, canvas=first_canvas(following, block, model), step=torch.zeros_like(row.step))
@@ -78,7 +88,7 @@ def committed(row: Row, following: Int[Tensor, " batch"], model: ModelConfig, de
 
 
 def first_canvas(following: Int[Tensor, " batch"], block: int, model: ModelConfig) -> Int[Tensor, "batch block"]:
-    """A new block's canvas: all MASK, but the drawn first token of families that have one."""
+    """A new block's canvas. All of it is MASK, except the first token in families that draw it."""
     canvas = torch.full((following.shape[0], block), model.mask_id)
     if model.draws_first_token:
         canvas[:, 0] = following

@@ -1,4 +1,4 @@
-"""The loop's state: what it holds, how it begins from prompts, and what comes out. All but the cache is kept on the host."""
+"""The types of the decode loop: the state that it carries, the statistics, and the result. All but the cache is kept on the host."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ from specfold_torch_ref.models.transformer import Cache
 
 
 class Stats(NamedTuple):
-    """Counts per row, [batch] unless said; `specfold_jax.diffusion.state.Stats` says what each one is.
+    """Counts of each row. `specfold_jax.diffusion.state.Stats` explains them one by one.
 
-    There is no `status`: a row that cannot be decoded raises a ValueError, as nothing is traced here.
+    There is no `status`. Nothing is traced here, so a row that cannot be decoded raises a ValueError.
     """
 
     nfe: Tensor
@@ -32,9 +32,16 @@ class Stats(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """`row`: where each row stands; its `start` is also the number of cache entries that count. `tokens` [batch, span]: prompt and
-    finished blocks; `cache`: keys and values of capacity span, on the parameters' device, written in place; `known`: the distribution
-    drafts are made from; `following`: the token that distribution draws for the next block's start."""
+    """What the loop carries.
+
+    Attributes:
+        row: where each row stands. Its `start` is also the number of cache entries that are valid.
+        tokens [batch, span]: the prompt and the finished blocks.
+        cache: keys and values, `span` entries a row, on the parameters' device. It is written in place.
+        known: the distribution that drafts are made from.
+        following [batch]: the token that this distribution draws for the start of the next block.
+        stats: the counts up to now.
+    """
 
     row: Row
     tokens: Int[Tensor, "batch span"]
@@ -45,7 +52,13 @@ class DecodeState(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """`tokens` int32 [batch, capacity + max_new_tokens] prompt then generation, padded; `lengths` int32 [batch]; `stats`."""
+    """The result of a decode.
+
+    Attributes:
+        tokens [batch, capacity + max_new_tokens]: prompt and generation, padded at the end.
+        lengths [batch]: tokens of both together.
+        stats: the counts of each row.
+    """
 
     tokens: Int[Tensor, "batch total"]
     lengths: Int[Tensor, " batch"]

@@ -15,10 +15,9 @@ from specfold_torch_ref.models.transformer import Cache, KeyValue, Params, qkv_w
 
 
 class Branches(NamedTuple):
-    """The canvases one check evaluates. Branch 0 is the main branch.
+    """The canvases one check evaluates. Branch 0 is the main branch, the row's true state.
 
-    `start` is the absolute position of the block. A branch with `context[b, n] = m >= 0` stands one block further on and also sees
-    branch m's block. `causal` rows use causal attention inside the block. Parents come before children; a root is its own parent.
+    `specfold_jax.models.check.Branches` explains the fields, with an example.
     """
 
     tokens: Int[Tensor, "batch branch block"]
@@ -49,11 +48,14 @@ class Branches(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a check computed.
+    """What a check computed. Invalid branches hold unspecified values.
 
-    `hidden` [batch, branch, block, dim] after the final norm; `kv` per layer [batch, branch, block, kv_heads, head_dim];
-    `computed_rows` int32 [batch, layers, 2] rows of draft branches computed before attention and before the feed-forward network;
-    `folded` [batch, branch] whether any row of the branch was inherited; `gates`: per layer, the decisions behind these.
+    Attributes:
+        hidden [batch, branch, block, dim]: states after the final norm.
+        kv: of each layer, keys and values [batch, branch, block, kv_heads, head_dim].
+        computed_rows [batch, layers, 2]: rows of draft branches computed before attention, and before the feed-forward network.
+        folded [batch, branch]: whether any row of the branch was inherited.
+        gates: of each layer, the decisions before attention and before the feed-forward network.
     """
 
     hidden: Float[Tensor, "batch branch block dim"]
@@ -76,8 +78,8 @@ def check(
 ) -> Checked:
     """Evaluates several canvases in one forward pass.
 
-    Each branch attends to the `prefix[b]` first entries of the cache and to its own block only (and its context's). Nothing is
-    written to the cache.
+    A branch attends to the first `prefix[b]` entries of the cache, to its own block and to its context's block. It sees no other branch.
+    Nothing is written to the cache.
     """
     branches, prefix = branches.to(params["embed"].device), prefix.to(params["embed"].device, torch.int32)
     tokens, causal, context = branches.tokens, branches.causal, branches.context

@@ -1,7 +1,7 @@
-"""Folding: which (branch, position) rows a layer really evaluates, and where the others take their values from.
+"""Folding (SpecFold, arXiv 2610.04875): a layer evaluates some of its (branch, position) rows, and the others inherit.
 
-SpecFold (arXiv 2610.04875). Branches share most of their work with the branch they descend from; a gate on the relative residual
-decides per layer and position what is computed, the rest is inherited from its source, and every branch keeps its own residual stream.
+A branch repeats most of its parent's work. In every layer, a gate looks at the relative residual of each position and decides whether it
+is computed. A folded position inherits from its source, the branch that computed it. Every branch keeps its own residual stream.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from specfold_jax.config import FoldConfig
 from specfold_torch_ref.models.ops import Gate, Implementation, Packed, gate, pack
 
 
-class Place(NamedTuple):
-    """A gate's decision, and the list of rows to evaluate that follows from it."""
+class Decided(NamedTuple):
+    """A gate's decision, and the list of computed rows that follows from it."""
 
     gate: Gate
     packed: Packed
@@ -37,18 +37,18 @@ class Rows:
     pack: bool
     impl: Implementation
 
-    def place(self, gate: Gate) -> Place:
+    def _packed(self, gate: Gate) -> Decided:
         """The gate with its packed rows."""
-        return Place(gate, pack(gate.computed if self.pack else torch.ones_like(gate.computed), impl=self.impl))
+        return Decided(gate, pack(gate.computed if self.pack else torch.ones_like(gate.computed), impl=self.impl))
 
-    def all(self) -> Place:
+    def all(self) -> Decided:
         """Nothing folded."""
         own = torch.arange(self.valid.shape[1], dtype=torch.int32, device=self.valid.device)[:, None]
         shape = self.revealed.shape
-        return self.place(Gate(self.valid[..., None].expand(shape).contiguous(), own.expand(shape).contiguous()))
+        return self._packed(Gate(self.valid[..., None].expand(shape).contiguous(), own.expand(shape).contiguous()))
 
-    def _gated(self, x: Float[Tensor, "batch branch block dim"], fold: FoldConfig) -> Place:
-        return self.place(
+    def _gated(self, x: Float[Tensor, "batch branch block dim"], fold: FoldConfig) -> Decided:
+        return self._packed(
             gate(
                 x,
                 self.parent,
@@ -61,14 +61,14 @@ class Rows:
             )
         )
 
-    def before_attention(self, x: Float[Tensor, "batch branch block dim"], dense: Place) -> Place:
-        """The gate on a layer's input; `dense` (of `all`) where nothing folds there."""
+    def before_attention(self, x: Float[Tensor, "batch branch block dim"], dense: Decided) -> Decided:
+        """The gate on a layer's input. `dense` is the result of `all`, and holds where nothing folds."""
         if self.fold is None or self.fold.scope == "ffn":
             return dense
         return self._gated(x, self.fold)
 
-    def before_ffn(self, y: Float[Tensor, "batch branch block dim"], first: Place) -> Place:
-        """The gate on the state after attention: the second gate, or the first one's decision again."""
+    def before_ffn(self, y: Float[Tensor, "batch branch block dim"], first: Decided) -> Decided:
+        """The gate on the state after attention. With one gate, the first decision holds."""
         if self.fold is None or (self.fold.gates == 1 and self.fold.scope == "layer"):
             return first
         return self._gated(y, self.fold)

@@ -31,14 +31,24 @@ Implementation = Literal["torch", "triton"]
 
 
 class Gate(NamedTuple):
-    """`computed` bool and `source` int32, both [batch, branch, block]. `source` is the branch that computed a position."""
+    """A gate's decision on every position of every branch. `specfold_jax.models.fold.Gate` explains it with an example.
+
+    Attributes:
+        computed [batch, branch, block]: whether the position is computed. The others are folded.
+        source [batch, branch, block]: the branch that computes the position.
+    """
 
     computed: Bool[Tensor, "batch branch block"]
     source: Int[Tensor, "batch branch block"]
 
 
 class Packed(NamedTuple):
-    """`index` int32 [rows]: flat numbers of the computed rows, ascending, filled up with `rows`; `count` int32 []: how many there are."""
+    """The computed rows of all sequences and branches.
+
+    Attributes:
+        index [rows]: their flat numbers in ascending order, filled up with `rows`.
+        count []: how many there are.
+    """
 
     index: Int[Tensor, " rows"]
     count: Int[Tensor, ""]
@@ -55,9 +65,9 @@ def gate(
     force_revealed: bool,
     impl: Implementation,
 ) -> Gate:
-    """Decides from the residual stream what to recompute; see `FoldConfig` for the options.
+    """Decides from the residual stream which positions are computed. `FoldConfig` has the options.
 
-    `revealed`: positions revealed in a branch and not in its parent. Parents come before children, roots are always computed.
+    `revealed`: positions revealed in a branch and not in its parent. Parents come before children. Roots are always computed.
     """
     match impl:
         case "torch":
@@ -67,20 +77,34 @@ def gate(
                 above = take_branch(x, parent[..., None].expand_as(revealed))
                 computed = (residual_exceeds(x, above, tau) | forced) & valid[..., None]
                 return Gate(computed, resolve(computed, parent))
-            row = torch.arange(x.shape[0], device=x.device)
-            computed, source = torch.zeros_like(revealed), torch.zeros_like(revealed, dtype=torch.int32)
-            for branch in range(x.shape[1]):
-                inherited = source[row, parent[:, branch].long()]
-                exceeds = residual_exceeds(x[:, branch], take_branch(x, inherited[:, None])[:, 0], tau)
-                computed[:, branch] = (exceeds | forced[:, branch]) & valid[:, branch, None]
-                source[:, branch] = torch.where(computed[:, branch], branch, inherited)
-            return Gate(computed, source)
+            return _gate_by_source(x, parent, forced, valid, tau)
         case "triton":
             from kernels_triton import gate as kernel
 
             return Gate(*kernel.gate(x, parent, revealed, valid, tau, reference=reference, force_revealed=force_revealed))
         case _:
             raise _unknown(impl)
+
+
+def _gate_by_source(
+    x: Float[Tensor, "batch branch block dim"],
+    parent: Int[Tensor, "batch branch"],
+    forced: Bool[Tensor, "batch branch block"],
+    valid: Bool[Tensor, "batch branch"],
+    tau: float,
+) -> Gate:
+    """Compares a position with the branch that it would be folded onto, its parent's source.
+
+    That source must be decided first. So branches are visited one by one, parents before children.
+    """
+    row = torch.arange(x.shape[0], device=x.device)
+    computed, source = torch.zeros_like(forced), torch.zeros_like(forced, dtype=torch.int32)
+    for branch in range(x.shape[1]):
+        above = source[row, parent[:, branch].long()]  # the parent's source [batch, block]
+        exceeds = residual_exceeds(x[:, branch], take_branch(x, above[:, None])[:, 0], tau)
+        computed[:, branch] = (exceeds | forced[:, branch]) & valid[:, branch, None]
+        source[:, branch] = torch.where(computed[:, branch], branch, above)
+    return Gate(computed, source)
 
 
 def pack(computed: Bool[Tensor, "batch branch block"], *, impl: Implementation) -> Packed:

@@ -20,8 +20,9 @@ from specfold_jax.config import ModelConfig
 class Segment(NamedTuple):
     """Keys and values that queries may attend to.
 
-    `key`, `value`: [batch, key, kv_heads, head_dim] (shared by the branches) or [batch, branch, key, kv_heads, head_dim].
-    `mask`: bool, broadcast to [batch, branch, query, key].
+    Attributes:
+        key, value: [batch, branch, key, kv_heads, head_dim], or [batch, key, kv_heads, head_dim] if all branches share them.
+        mask: bool, broadcast to [batch, branch, query, key].
     """
 
     key: Tensor
@@ -127,14 +128,18 @@ def take_branch(
 
 
 def residual_exceeds(x: Float[Tensor, "... dim"], reference: Float[Tensor, "... dim"], tau: float) -> Bool[Tensor, "..."]:
-    """not (||x - ref||^2 <= tau^2 ||ref||^2) in fp32: NaN counts as exceeding, and 0/0 never occurs."""
+    """not (||x - ref||^2 <= tau^2 ||ref||^2) in fp32. NaN counts as exceeding, and nothing is divided by 0."""
     x, reference = x.float(), reference.float()
     delta = torch.sum(torch.square(x - reference), dim=-1)
     return ~(delta <= float(np.square(np.float32(tau))) * torch.sum(torch.square(reference), dim=-1))
 
 
 def resolve(computed: Bool[Tensor, "batch branch block"], parent: Int[Tensor, "batch branch"]) -> Int[Tensor, "batch branch block"]:
-    """Follows parents to the branch that computed each position. Pointer jumping: a chain of n branches takes log2(n) rounds."""
+    """Follows parents to the branch that computed each position.
+
+    In each round every pointer jumps to where its target points. A chain of n branches takes about log2(n) rounds.
+    `specfold_jax.models.fold.resolve` shows an example.
+    """
     branches = computed.shape[1]
     own = torch.arange(branches, dtype=torch.int32, device=computed.device)[:, None]
     source = torch.where(computed, own, parent.int()[..., None])

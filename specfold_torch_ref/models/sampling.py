@@ -10,10 +10,12 @@ from specfold_torch_ref.models.noise import gumbel
 
 
 class Ranked(NamedTuple):
-    """Token distribution of some positions.
+    """The token distribution of some rows of hidden states.
 
-    `tokens` int32 [..., ranks] best first, MASK excluded; `odds` [...] log-odds of the best token against all other entries of the
-    vocabulary; `gap` [...] score of the best token minus the second's.
+    Attributes:
+        tokens [*rows, ranks]: the best tokens, best first. MASK is never among them.
+        odds [*rows]: log-odds of the best token against all other entries of the vocabulary.
+        gap [*rows]: the best token's score minus the second's.
     """
 
     tokens: Int[Tensor, "*rows ranks"]
@@ -32,8 +34,8 @@ def rank(
 ) -> Ranked:
     """Ranks tokens by logit, or by logit / T + Gumbel noise at T > 0. Ties go to the lowest id.
 
-    Log-odds are taken under softmax(logits / T) (softmax(logits) at T = 0), as top logit minus log-sum-exp of the rest, which does not
-    saturate as a probability does.
+    Log-odds are those of softmax(logits / T), or of softmax(logits) at T = 0: the top logit minus the log-sum-exp of the rest. They do
+    not saturate as probabilities do.
     """
     scores = logits
     if temperature > 0:

@@ -69,8 +69,8 @@ def forward(
 ) -> Float[Tensor, "batch length vocab"]:
     """Logits of whole sequences, aligned to the positions they predict (the family's shift is applied).
 
-    `attention`: "block" (block-causal), "bidirectional" or "causal"; None is the family's denoising pattern: block-causal, or
-    bidirectional where blocks start at the prompt's end.
+    `attention`: "block" (block-causal), "bidirectional" or "causal". None is the family's denoising pattern: bidirectional if blocks start
+    at the prompt's end, else block-causal.
     """
     pattern = attention or ("bidirectional" if model.block_origin == "prompt" else "block")
     hidden, _ = prefill(params, tokens, model, pattern, model.block_size)
