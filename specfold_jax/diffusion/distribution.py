@@ -56,7 +56,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Distributions:
-    """What a check says about its branches. `of` makes it from the check's result.
+    """The token distributions of a check's branches. `of` makes it from the check's result.
 
     The head is evaluated for a window of each branch: its active sub-block and those after it, `graph.reach` in all. Families that draw a
     block's first token have one more row, the block's last one, which predicts the next block's first token. A block of 8 positions with
@@ -132,7 +132,7 @@ class Distributions:
         return self._drawn(branch, jnp.zeros_like(branch), slice(-1, None)).tokens[:, 0, 0]
 
     def known(self, branch: Int[Array, " batch"], step: Int[Array, " batch"], width: int) -> Known:
-        """What drafts are made from: a branch's tokens as drawn at the steps `step`, `step` + 1, .., `width` of them."""
+        """The distribution that drafts are made from: a branch's tokens as drawn at the steps `step`, `step` + 1, .., `width` of them."""
         now = self.at(branch, step)
 
         def drawn() -> Array:

@@ -66,7 +66,7 @@ class Drafts(NamedTuple):
 
 
 def nothing_known(batch: int, block: int, graph: DraftGraph) -> Known:
-    """What a block's first check drafts from: nothing."""
+    """The distribution before a block's first check: nothing is known, so nothing is drafted."""
     tokens = jnp.zeros((batch, graph.width, block, graph.token_ranks), jnp.int32)
     return Known(tokens, jnp.full((batch, block), -jnp.inf, jnp.float32))
 

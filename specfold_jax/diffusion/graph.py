@@ -94,7 +94,8 @@ class DraftGraph:
         reach: sub-blocks, from the active one on, whose distributions are evaluated and kept for drafts.
         made_for: what the graph was calibrated on. None inside a traced function, because graphs of one size share it.
 
-    "The most confident token", "its runner-up", and one step further "the two most confident positions", in room for two pairs each:
+    Three nodes: the most confident position with its best token, the same position with its second token, and, one step further, the two
+    most confident positions. All have room for two pairs:
 
     >>> nodes = [frozenset({(0, 0)}), frozenset({(0, 1)}), frozenset({(0, 0), (1, 0)})]
     >>> graph = DraftGraph.from_sets(nodes, levels=[1, 1, 2], token_ranks=2)
@@ -330,7 +331,7 @@ class DraftGraph:
 
 
 def load_graph(model: str | os.PathLike) -> DraftGraph:
-    """The draft graph in a model's folder; "tiny" is the packaged model. Raises ValueError if it has none or a damaged one."""
+    """The draft graph in a model's folder. "tiny" is the packaged model. Raises ValueError if it has none or a damaged one."""
     path = resolve_folder(model) / "graph.json"
     if not path.is_file():
         raise ValueError(

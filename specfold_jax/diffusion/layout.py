@@ -1,4 +1,4 @@
-"""What one check evaluates: the main canvas, its drafts, and the first canvas of the next block behind a finished one."""
+"""The branches of a check: the main canvas, its drafts, and the next block's first canvas behind a complete one."""
 
 from typing import NamedTuple
 

@@ -1,6 +1,6 @@
 """The reference operations: short, plain `jnp`, fp32 where it matters. Every kernel answers to these.
 
-Weights are `[out, in]`, as checkpoints hold them. Activations keep their dtype (bf16 or fp32); norms, softmax, residual
+Weights are `[out, in]`, as checkpoints hold them. Activations keep their dtype (bf16 or fp32). Norms, softmax, residual
 comparisons and accumulators are fp32.
 """
 

@@ -71,7 +71,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Distributions:
-    """What a check says about its branches. `of` makes it from the check's result. All but the hidden states is on the host.
+    """The token distributions of a check's branches. `of` makes it from the check's result. Only hidden states stay on the device.
 
     `specfold_jax.diffusion.distribution.Distributions` explains which rows the head is evaluated for.
 
@@ -131,7 +131,7 @@ class Distributions:
         return self._drawn(branch, torch.zeros_like(branch), slice(-1, None)).tokens[:, 0, 0]
 
     def known(self, branch: Int[Tensor, " batch"], step: Int[Tensor, " batch"], width: int) -> Known:
-        """What drafts are made from: a branch's tokens as drawn at the steps `step`, `step` + 1, .., `width` of them."""
+        """The distribution that drafts are made from: a branch's tokens as drawn at the steps `step`, `step` + 1, .., `width` of them."""
         now = self.at(branch, step)
         steps = [now.tokens if self.greedy is not None or not ahead else self.at(branch, step + ahead).tokens for ahead in range(width)]
         return Known(torch.stack(steps, dim=1), now.odds)

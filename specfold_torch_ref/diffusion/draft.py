@@ -41,7 +41,7 @@ class Drafts(NamedTuple):
 
 
 def nothing_known(batch: int, block: int, graph: DraftGraph) -> Known:
-    """What a block's first check drafts from: nothing."""
+    """The distribution before a block's first check: nothing is known, so nothing is drafted."""
     tokens = torch.zeros((batch, graph.width, block, graph.token_ranks), dtype=torch.long)
     return Known(tokens, torch.full((batch, block), -torch.inf))
 

@@ -48,7 +48,7 @@ class Branches(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a check computed. Invalid branches hold unspecified values.
+    """The result of a check. Invalid branches hold unspecified values.
 
     Attributes:
         hidden [batch, branch, block, dim]: states after the final norm.

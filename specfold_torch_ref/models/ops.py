@@ -1,6 +1,6 @@
 """The operations of a check: the readable PyTorch specification of each ("torch"), and the road to its Triton kernel ("triton").
 
-Weights are `[out, in]`, activations `[batch, branch, block, dim]`. A named implementation runs or raises; nothing falls back. Kernels
+Weights are `[out, in]`, activations `[batch, branch, block, dim]`. A named implementation runs or raises, and nothing falls back. Kernels
 are imported when they are asked for, and nowhere else.
 """
 
@@ -123,7 +123,7 @@ def pack(computed: Bool[Tensor, "batch branch block"], *, impl: Implementation) 
 
 
 def _on_packed(function: Callable[..., Any], packed: Packed, *inputs: Tensor) -> Any:
-    """A row-wise function on the packed rows of inputs [batch, branch, block, ...]; the other rows of its outputs are zero."""
+    """A row-wise function on the packed rows of inputs [batch, branch, block, ...]. The other rows of its outputs are zero."""
     lead, flat = inputs[0].shape[:3], [x.flatten(0, 2) for x in inputs]
     chosen = packed.index[: int(packed.count)].long()
 
@@ -147,7 +147,7 @@ def packed_qkv(
     *,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`attention_inputs` of the packed rows: q, k, v [batch, branch, block, heads, head_dim]; other rows are unspecified."""
+    """`attention_inputs` of the packed rows: q, k, v [batch, branch, block, heads, head_dim]. Other rows are unspecified."""
     match impl:
         case "torch":
             return _on_packed(
@@ -185,7 +185,7 @@ def branch_attention(
     """Attention of every branch over its sequence's first `prefix` cache entries, its context branch's block and its own block.
 
     Folded positions take their query from their source, and keys and values of a block from each position's source: the correction.
-    `causal` rows use causal attention inside the block; a branch with `context` m >= 0 also sees branch m's block.
+    `causal` rows use causal attention inside the block. A branch with `context` m >= 0 also sees branch m's block.
     """
     match impl:
         case "torch":
@@ -213,7 +213,7 @@ def packed_linear(
     *,
     impl: Implementation,
 ) -> Float[Tensor, "batch branch block out"]:
-    """(residual +) x @ weight.T of the packed rows; other rows are unspecified. The kernel rounds once, after the sum."""
+    """(residual +) x @ weight.T of the packed rows. Other rows are unspecified. The kernel rounds once, after the sum."""
     match impl:
         case "torch":
             if residual is None:
@@ -236,7 +236,7 @@ def packed_silu_pair(
     *,
     impl: Implementation,
 ) -> Float[Tensor, "batch branch block hidden"]:
-    """silu(gate) * up of RMSNorm(x) @ weight.T for the packed rows; other rows are unspecified."""
+    """silu(gate) * up of RMSNorm(x) @ weight.T for the packed rows. Other rows are unspecified."""
     match impl:
         case "torch":
             return _on_packed(lambda x: silu_pair(F.linear(rms_norm(x, norm, eps), weight)), packed, x)
@@ -279,7 +279,7 @@ def head(
     *,
     impl: Implementation,
 ) -> Ranked:
-    """Ranked tokens of the rows' logits (`reveal.rank`); the kernel never holds [rows, vocab]."""
+    """Ranked tokens of the rows' logits (`sampling.rank`). The kernel never holds [rows, vocab]."""
     match impl:
         case "torch":
             return rank(logits(hidden, weight), seed, position, step, temperature, mask_id, ranks)

@@ -39,7 +39,7 @@ def rms_norm(x: Float[Tensor, "*rows dim"], weight: Float[Tensor, " dim"], eps: 
 
 @lru_cache(maxsize=8)
 def frequencies(model: ModelConfig, device: torch.device) -> Float[Tensor, " half_head_dim"]:
-    """Rotary embedding's angle per position; kept, because a copy to a GPU for every layer would cost more than its use."""
+    """Rotary embedding's angle per position. It is kept, because a copy to a GPU for every layer would cost more than its use."""
     return torch.tensor(model.inv_freq, dtype=torch.float32, device=device)
 
 
