@@ -2,12 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import WorkStealingScheduling
 
 from parity_tests.harness.checkpoints import FAMILIES, Checkpoint, Ragged, load
 from parity_tests.harness.devices import DEVICE, share_memory
@@ -15,8 +17,11 @@ from specfold_jax.cli import main
 
 share_memory()
 if DEVICE.type == "cpu":
-    # Most of the time goes into compiling, half of that into LLVM's optimisation of programs that run a few times. Processes inherit it.
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+    # Most of the time goes into compiling programs that run a few times. Without LLVM's optimisation that takes half as long; without
+    # MLIR's passes over every fusion, and in one module, less than half of that again. Processes inherit it.
+    quick = ("optimization_level=0", "extra_options=xla_cpu_disable_new_fusion_emitters=true")
+    flags = [os.environ.get("XLA_FLAGS", ""), *(f"--xla_backend_{option}" for option in quick), "--xla_cpu_parallel_codegen_split_count=1"]
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_default_matmul_precision", "highest")
 # The same examples on every run and machine: a failure is a failure, and a rerun tells nothing new.
@@ -88,6 +93,12 @@ def specfold(capsys, monkeypatch):
         return (stop.value.code or 0, *capsys.readouterr())
 
     return call
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WorkStealingScheduling:
+    """Each process gets a run of neighbours, which share programs and fixtures, and takes over some of another's when it has none left."""
+    return WorkStealingScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
