@@ -42,6 +42,12 @@ def prompts(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def no_progress(monkeypatch):
+    """Without lines about progress, which a slow machine would print."""
+    monkeypatch.setattr(setup, "EVERY", float("inf"))
+
+
 def test_help_needs_no_jax():
     """The package itself is replaced by an empty one, so that only what the command line imports counts."""
     code = (
@@ -94,7 +100,7 @@ def test_generate_json_is_the_golden_case(specfold):
     assert "tokens/s" in err
 
 
-def test_compare(specfold, graph, prompts):
+def test_compare(specfold, graph, prompts, no_progress):
     words = ("generate", *MODEL, *DECODE, "--compare", "--graph", graph, "--guard", "inf", "--file", prompts, "--batch", "1")
     status, out, err = specfold(*words)
     assert (status, err) == (0, "")
@@ -141,7 +147,7 @@ def test_verify(specfold, graph, prompts):
     assert record["interval95"][0] <= record["agreement"] < record["interval95"][1]
 
 
-def test_calibrate_then_inspect(specfold, tmp_path, prompts):
+def test_calibrate_then_inspect(specfold, tmp_path, prompts, no_progress):
     out, png = tmp_path / "graph.json", tmp_path / "graph.png"
     words = ("calibrate", *MODEL, *DECODE, "--file", prompts, "--drafts", "3", "--out", out)
     status, text, err = specfold(*words, "--png", png)

@@ -36,8 +36,8 @@ class Selection:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Candidates, most visited first. `parents`: for each those that may be its parents. `terms`: what it gains if all of some
-    candidates are chosen."""
+    """Candidates, most visited first. `parents`: for each those that may be its parents. `terms`: gains, by the candidates that must all
+    be chosen."""
 
     nodes: tuple[Node, ...]
     levels: tuple[int, ...]

@@ -49,19 +49,19 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from specfold_jax.calibration.calibrate import calibrate
-    from specfold_jax.cli import setup as s
+    from specfold_jax.cli.setup import configs, load_setup, progress_bar
     from specfold_jax.cli.tables import graph_nodes, graph_origin
     from specfold_jax.running.batch import pad
 
     note, out = Console(stderr=True), Console()
-    decode, _ = s.configs(args)
+    decode, _ = configs(args)
     prompts = calibration_prompts(args)
     if len(prompts) < FEW:
         note.print(f"only {len(prompts)} prompts: their graph may suit others badly; give {FEW} or more", style="yellow", highlight=False)
-    setup = s.load_setup(args, decode)
+    setup = load_setup(args, decode)
     ids = setup.encode(prompts)
     tokens, lengths = pad(ids)
-    with s.progress_bar(note, f"watching vanilla on {len(ids)} prompts, forward", None) as done:
+    with progress_bar(note, f"watching vanilla on {len(ids)} prompts, forward", None) as done:
         graph = calibrate(
             setup.params,
             jnp.asarray(tokens),

@@ -69,7 +69,7 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sub_block", type=at_least_one, metavar="N", help="positions finished before the next (default: the family's)")
     group.add_argument("--block_size", type=at_least_one, metavar="N", help="positions denoised together (default: the model's)")
     group.add_argument("--steps", type=at_least_one, metavar="N", help="reveal at least block_size / N tokens a step (default: one)")
-    group.add_argument("--order", choices=("confidence", "left"), help="what is revealed where too few pass the threshold (confidence)")
+    group.add_argument("--order", choices=("confidence", "left"), help="what to reveal if too few pass the threshold (confidence)")
     group.add_argument("--temperature", type=float, metavar="T", help="0: greedy (default); above: sampling, reproducible")
     group.add_argument("--seed", type=int, metavar="N", help="of the sampling noise (default 0)")
     group.add_argument("--share", action="store_true", default=None, help="a commit may be the next block's first check too (default)")

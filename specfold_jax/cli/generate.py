@@ -61,20 +61,20 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--pause {args.pause:g} must be a number of at least 0")
     from rich.console import Console
 
-    from specfold_jax.cli import setup as s
+    from specfold_jax.cli.setup import configs, load_decoding, load_setup, progress_bar, prompts_from
     from specfold_jax.running.batch import run_all
 
     note = Console(stderr=True)
-    decode, fold = s.configs(args, methods)
-    prompts = s.prompts_from(args)
+    decode, fold = configs(args, methods)
+    prompts = prompts_from(args)
     if prompts is None:
         if args.token_ids:
             raise UsageError("--token_ids needs a prompt of token ids")
         note.print("no prompt given: asking a sample question")
         prompts = [SAMPLE]
-    setup = s.load_setup(args, decode)
+    setup = load_setup(args, decode)
     ids = setup.encode(prompts)
-    setup, how = s.load_decoding(args, setup, methods, fold)
+    setup, how = load_decoding(args, setup, methods, fold)
     if args.profile:  # --compare runs the profile's method and those that it builds on
         names = list(METHODS)
         methods = names[: names.index(how.method.name) + 1] if args.compare else (how.method.name,)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         return _live(args, setup, ids, how)
     runs: dict[str, Run] = {}
     for method in methods:
-        with s.progress_bar(note, method, len(prompts)) as done:
+        with progress_bar(note, method, len(prompts)) as done:
             runs[method] = run_all(setup.params, ids, how.reduced(method), args.batch, warm_up=args.compare, progress=done)
     report(args, setup, prompts, runs, note)
     return 1 if any(r.summary.refused for r in runs.values()) else 0

@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     flags.require_one_source(args)
     from rich.console import Console
 
-    from specfold_jax.cli import setup as s
     from specfold_jax.cli.prompts import calibration_prompts
+    from specfold_jax.cli.setup import configs, load_setup
     from specfold_jax.tuning.measure import Subject
     from specfold_jax.tuning.search import Search, tune
     from specfold_jax.tuning.timing_table import TimingTable
@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
     given = {"drafts": args.drafts, "reaches": args.reach, "sources": args.sources, "taus": args.taus, "guards": args.guards}
     goal = {"agreement": args.agreement, "lossless": args.lossless, "seed": args.seed or 0}
     search = flags.from_flags(Search, **{k: v for k, v in given.items() if v}, **goal)
-    decode, _ = s.configs(args)
+    decode, _ = configs(args)
     prompts = calibration_prompts(args)
-    setup = s.load_setup(args, decode)
+    setup = load_setup(args, decode)
     subject = Subject(setup.name if args.name is None else args.name, setup.params, setup.model, setup.decode, args.batch)
     timing = TimingTable.load(args.timing, subject.name, args.batch) if args.timing else None
     folder = Path(args.out)

@@ -50,19 +50,19 @@ def run(args: argparse.Namespace) -> int:
     flags.require_method(args, (args.method,))
     from rich.console import Console
 
-    from specfold_jax.cli import setup as s
+    from specfold_jax.cli.setup import configs, load_decoding, load_setup, progress_bar
     from specfold_jax.evaluation.agreement import differences, with_margins
     from specfold_jax.running.batch import batches, run_all
 
     note = Console(stderr=True)
-    decode, fold = s.configs(args, (args.method,))
+    decode, fold = configs(args, (args.method,))
     prompts, problems = _prompts(args)
-    setup = s.load_setup(args, decode)
+    setup = load_setup(args, decode)
     ids = setup.encode(prompts)
-    setup, how = s.load_decoding(args, setup, (args.method,), fold)
+    setup, how = load_decoding(args, setup, (args.method,), fold)
     args.method, runs = how.method.name, []
     for one in (how.reduced("vanilla"), how):
-        with s.progress_bar(note, one.method.name, len(ids)) as done:
+        with progress_bar(note, one.method.name, len(ids)) as done:
             runs.append(run_all(setup.params, ids, one, args.batch, progress=done))
     vanilla, other = runs
     found = differences(other, vanilla)

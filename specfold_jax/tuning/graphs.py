@@ -106,8 +106,8 @@ def diversity(records: Records, graph: DraftGraph, mask_id: int, sub_block: int)
 def worth_decoding(found: list[Candidate], forwards: float, least: float = 0.02) -> list[Candidate]:
     """For each number of drafts the source that saves most, smallest first, without graphs that cannot pay.
 
-    More drafts never make a check cheaper. So a larger graph is left out if it lowers what is left of the `forwards` a prompt by a share
-    of less than `least`.
+    More drafts never make a check cheaper. So a larger graph is left out unless it lowers the forwards that remain, of `forwards` a prompt,
+    by more than a share `least`.
     """
     kept: list[Candidate] = []
     for drafts in sorted({c.drafts for c in found}):
