@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import specfold_jax as sf
-from kernels_triton import arguments as checks
 from kernels_triton import attention, gate, head, inherit, linear, pack, qkv, silu_pair
+from kernels_triton.arguments import FLOATS, INTERPRET, require_device
 from kernels_triton.tiles import product_tile
 from parity_tests.harness.branches import branches_of, cache_of
 from parity_tests.harness.cases import CASES
@@ -160,27 +160,27 @@ def test_attention_sizes():
 
 @pytest.mark.parametrize("op", LAUNCHERS)
 def test_cpu_tensors_outside_the_interpreter_are_refused(op: str, monkeypatch):
-    monkeypatch.setattr(checks.INTERPRET, "value", False)
+    monkeypatch.setattr(INTERPRET, "value", False)
     with pytest.raises(NotImplementedError, match=r"CUDA tensors, not cpu; .*TRITON_INTERPRET=1"):
         LAUNCHERS[op](**arguments(op, CPU))
 
 
 def test_gpus_are_checked(monkeypatch):
-    monkeypatch.setattr(checks.INTERPRET, "value", False)
+    monkeypatch.setattr(INTERPRET, "value", False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(NotImplementedError, match=r"capability \(8, 0\) or higher; cuda:0 has \(7, 5\)"):
-        checks.check_device(torch.device("cuda", 0))
+        require_device(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    checks.check_device(torch.device("cuda", 0))
+    require_device(torch.device("cuda", 0))
     with pytest.raises(ValueError, match="cuda:1 need that GPU to be the current one, not cuda:0"):
-        checks.check_device(torch.device("cuda", 1))
+        require_device(torch.device("cuda", 1))
 
 
 def test_tiles_know_nothing_of_rows():
     """By signature; and narrow dtypes have tiles that the matrix units take."""
     for columns in (1, 256, 1536, 8192, 151936):
-        for dtype in checks.FLOATS:
+        for dtype in FLOATS:
             tile = product_tile(columns, dtype)
             assert min(tile.rows, tile.columns, tile.depth) >= 16
             assert all(size & (size - 1) == 0 for size in tile[:3])
