@@ -20,6 +20,8 @@ Warpgroup `tile.warpgroups` loads (`_load`); the others multiply, each its block
     freed[stage]    multiplying warpgroups of the cluster   loading warpgroups       nobody reads the stage any more
     multiplied      multiplying warpgroups, in the end      the same                 no stage is read: sums may take their place
     handed          multiplying warpgroups, sums written    the same                 both halves of a shared block are written
+
+A warpgroup without rows arrives where the others do, so that nobody waits for it, but does not wait for `multiplied`.
 """
 
 from collections.abc import Callable
