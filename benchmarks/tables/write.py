@@ -183,7 +183,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "drafts": ((_METHODS,), _drafts),
     "five": (("methods-five-h200.json",), _drafts),
     "three": (("methods-three-h200.json",), _three),
-    "ablations": (("methods-ablations-h200.json",), _folding),
+    "ablations": (("methods-ablations-cpu.json",), _folding),
     "folding": ((_METHODS,), _folding),
     "decoding": ((_METHODS,), _decoding),
     "bfloat16": ((_METHODS,), _bfloat16),
