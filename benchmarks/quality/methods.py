@@ -1,7 +1,7 @@
 """Vanilla, Spiffy and SpecFold on the tiny model: accuracy, agreement, forward passes, accepted depth, recompute ratio, speed.
 
     python -m benchmarks.quality.methods --preset readme --out benchmarks/results/methods-h200.json
-    python -m benchmarks.quality.methods --preset ablations --out benchmarks/results/methods-ablations-h200.json
+    python -m benchmarks.quality.methods --preset ablations --out ablations.json
     python -m benchmarks.quality.methods --preset quick --out /tmp/quick.json --samples 32 --taus 0.05,0.1
 
 Every group of settings is compared with one vanilla run on the same held-out problems, and takes its draft graphs from one watched
